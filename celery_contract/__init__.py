@@ -1,0 +1,1 @@
+"""The Celery adapter of task-contract."""

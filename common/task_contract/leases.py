@@ -1,0 +1,108 @@
+"""Leases are renewed by one thread per process, all of them in one call per beat."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from task_contract.errors import StoreUnavailable
+from task_contract.forking import after_fork
+from task_contract.runs import Run
+from task_contract.stores.base import Store
+
+log = logging.getLogger(__name__)
+
+#: A lease is renewed this often within its length: two beats may fail before it is lost.
+BEATS_PER_LEASE = 3
+#: How often the process tidies the store, while it has work.
+TIDY_EVERY = 60.0
+
+
+class LeaseKeeper:
+    """Keeps the runs of this process alive, and says when one was lost."""
+
+    def __init__(self, store: Callable[[], Store], on_lost: Callable[[Run], None]) -> None:
+        self._store, self._on_lost = store, on_lost
+        self.draining = False
+        self._renew()
+        after_fork(self._renew)
+
+    def _renew(self) -> None:
+        self._runs: set[Run] = set()
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._next_beat = float("inf")
+        self._next_tidying = time.monotonic() + TIDY_EVERY
+
+    def add(self, run: Run) -> None:
+        with self._changed:
+            self._runs.add(run)
+            due = time.monotonic() + run.policy.lease / BEATS_PER_LEASE
+            if due < self._next_beat:
+                self._next_beat = due
+                self._changed.notify()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._loop, name="task-contract-leases", daemon=True)
+                self._thread.start()
+
+    def remove(self, run: Run) -> None:
+        with self._changed:
+            self._runs.discard(run)
+
+    def drain(self) -> None:
+        """The process is about to stop: a lease that ends from now on was interrupted, not crashed."""
+        self.draining = True
+        self.beat()
+
+    def _loop(self) -> None:
+        while True:
+            with self._changed:
+                while (pause := self._next_beat - time.monotonic()) > 0:
+                    self._changed.wait(min(pause, TIDY_EVERY))
+            self.beat()
+            self._tidy()
+
+    def beat(self) -> None:
+        """Renew all leases now."""
+        with self._changed:
+            runs = list(self._runs)
+            shortest = min((run.policy.lease for run in runs), default=float("inf"))
+            self._next_beat = time.monotonic() + shortest / BEATS_PER_LEASE
+        if runs:
+            self._extend(runs)
+
+    def _extend(self, runs: list[Run]) -> None:
+        since = time.monotonic()
+        try:
+            answers = self._store().extend([run.beat(self.draining) for run in runs])
+        except StoreUnavailable as error:
+            log.warning("%d leases could not be renewed, trying again at the next beat: %s", len(runs), error)
+            return
+        except Exception:
+            log.exception("leases could not be renewed, trying again at the next beat")
+            return
+        for run, answer in zip(runs, answers, strict=True):
+            if answer == "lost":
+                self._give_up(run)
+            elif answer == "held":
+                run.renewed(since)
+
+    def _give_up(self, run: Run) -> None:
+        with self._changed:
+            known = run in self._runs
+            self._runs.discard(run)
+        # A run that ended while the beat was under way is not lost, only over.
+        if known:
+            run.lost = True
+            self._on_lost(run)
+
+    def _tidy(self) -> None:
+        if time.monotonic() < self._next_tidying:
+            return
+        self._next_tidying = time.monotonic() + TIDY_EVERY
+        try:
+            self._store().expire()
+        except Exception:
+            log.exception("the store could not be tidied")

@@ -1,0 +1,132 @@
+-- uses: record, letters
+-- ARGV: now, key, owner, lease, keep, attempts, crashes, interruptions, suspects, slot or '', slots, seen ids kept,
+-- then the work.
+local key, owner, lease, keep = ARGV[2], ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
+local max_attempts, max_crashes, max_interruptions = tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8])
+-- With a single permitted crash every first run would need the lock, and the fleet would run one task at a time.
+local needs_lock = ARGV[9] == '1' and max_crashes > 1
+local slot, slots, seen_kept, WORK_AT = ARGV[10], tonumber(ARGV[11]), tonumber(ARGV[12]), 13
+local message_id, payload_hash, worker = ARGV[WORK_AT], ARGV[WORK_AT + 3], ARGV[WORK_AT + 7]
+local row = load(key)
+
+local function answer(outcome, wait, reason)
+  return {
+    outcome, row.fence, row.attempts, row.crashes, wait or 0, reason or '', row.message_id, row.has_result, row.result,
+  }
+end
+
+local function hand_over()
+  row.state, row.owner, row.fence = 'running', owner, row.fence + 1
+  row.lease_until, row.not_before, row.draining = NOW + lease, 0, 0
+  row.progress, row.note, row.beat_at = -1, '', 0
+  row.updated_at, row.expires_at = NOW, NOW + keep
+end
+
+local function exhausted()
+  return answer('exhausted', 0, row.crashes >= max_crashes and 'crashes' or 'attempts')
+end
+
+-- No attempt is left: whoever asks gets the record to bury it, without running it.
+local function exhaust()
+  leave_places(key, row)
+  hand_over()
+  row.exhausted = 1
+  save(key, row)
+  return exhausted()
+end
+
+-- Another message carries the work on: its id is the record's now, and the ones before are remembered as stale.
+local function adopt()
+  if row.message_id ~= message_id then
+    local ids = {}
+    for id in row.seen_ids:gmatch('%S+') do
+      ids[#ids + 1] = id
+    end
+    ids[#ids + 1] = row.message_id
+    row.seen_ids = table.concat(ids, ' ', math.max(1, #ids - seen_kept + 1))
+    row.message_id = message_id
+  end
+  if row.payload_hash == '' then
+    row.payload_hash = payload_hash
+  end
+  row.worker = worker
+end
+
+local function supersede(id)
+  local letter = id and load_letter(id)
+  if letter and is_open(letter) then
+    close_letter(id, letter, 'superseded')
+  end
+end
+
+local function start(superseded)
+  local suspect = needs_lock and row.crashes >= max_crashes - 1
+  if slot ~= '' and places_taken(slot_key(slot), key) >= slots then
+    return answer('busy', lease, 'slots')
+  elseif suspect and places_taken(SUSPECTS, key) > 0 then
+    return answer('busy', lease, 'suspect')
+  end
+  leave_places(key, row)
+  hand_over()
+  adopt()
+  row.attempts, row.started_at, row.suspect, row.slot = row.attempts + 1, NOW, suspect and 1 or 0, slot
+  take_places(key, row)
+  supersede(superseded)
+  save(key, row)
+  return answer('won')
+end
+
+-- Account for a lease that ran out: an announced shutdown gives the attempt back, anything else is a crash.
+local function lapse()
+  if row.draining == 1 and row.interruptions < max_interruptions then
+    row.interruptions, row.attempts = row.interruptions + 1, row.attempts - 1
+    return false
+  end
+  row.crashes = row.crashes + 1
+  return true
+end
+
+local function meet_running()
+  if row.owner == owner then
+    return row.exhausted == 1 and exhausted() or answer('won')
+  elseif row.lease_until > NOW then
+    return answer('busy', row.lease_until - NOW, 'running')
+  elseif row.exhausted == 1 then
+    return exhaust()
+  end
+  local crashed = lapse()
+  local alone = row.suspect == 1 or not needs_lock
+  if (crashed and alone and row.crashes >= max_crashes) or row.attempts >= max_attempts then
+    return exhaust()
+  end
+  return start()
+end
+
+local function stale(id)
+  return row.message_id == id or (' ' .. row.seen_ids .. ' '):find(' ' .. id .. ' ', 1, true) ~= nil
+end
+
+local function new_generation()
+  local fence, generation, letter_id = row.fence, row.generation, row.letter_id
+  row = fresh(WORK_AT)
+  row.fence, row.generation = fence, generation + 1
+  return start(letter_id)
+end
+
+if not row then
+  row = fresh(WORK_AT)
+  return start()
+elseif row.state == 'dead' and not stale(message_id) then
+  return new_generation()
+elseif row.payload_hash ~= '' and payload_hash ~= '' and row.payload_hash ~= payload_hash then
+  return answer('mismatch')
+elseif row.state == 'done' or row.state == 'dead' then
+  return answer(row.state)
+elseif row.state == 'running' then
+  return meet_running()
+elseif row.not_before > NOW then
+  return answer('early', row.not_before - NOW)
+elseif row.attempts >= max_attempts then
+  return exhaust()
+end
+return start()

@@ -1,0 +1,1 @@
+"""The Dramatiq adapter of task-contract."""
