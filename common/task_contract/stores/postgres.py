@@ -84,7 +84,12 @@ _VERBS = {
 #: locks, intervention (shutdown, timeout), system. None: no server has spoken.
 _TRANSIENT = frozenset({"08", "40", "53", "55", "57", "58", None})
 _MISSING = (errors.UndefinedTable, errors.UndefinedFunction, errors.InvalidSchemaName)
+
+#: What no text in PostgreSQL can hold, NUL and lone surrogates, is kept as a pair of characters that no text has: a
+#: "noncharacter" of Unicode and a private one. So it comes back as it was, and two different texts stay different.
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
+_MARK, _SHIFT = "\ufdd0", 0xF0000
+_MARKED = re.compile(f"{_MARK}([\U000f0000\U000fd800-\U000fdfff])")
 
 
 class PostgresStore(Store):
@@ -273,9 +278,10 @@ class PostgresStore(Store):
     def _query(self, statement: str, arguments: Sequence[Any]) -> list[tuple[Any, ...]]:
         with self._pool.borrow() as connection:
             try:
-                return connection.execute(statement, arguments).fetchall()
+                rows = connection.ask(statement, arguments)
             except (psycopg.DataError, UnicodeEncodeError):
-                return connection.execute(statement, _storable(arguments)).fetchall()
+                rows = connection.ask(statement, _storable(arguments))
+        return [tuple([_plain(v) if v.__class__ is str and _MARK in v else v for v in row]) for row in rows]
 
     # Inside: connections.
 
@@ -306,9 +312,9 @@ class PostgresStore(Store):
     def _prepare(self) -> None:
         """Once per process: is this a database we can work with, and is the schema there?"""
         with self._pool.borrow() as connection:
-            encoding, isolation = connection.execute(
-                "SELECT current_setting('server_encoding'), current_setting('transaction_isolation')"
-            ).fetchall()[0]
+            ((encoding, isolation),) = connection.ask(
+                "SELECT current_setting('server_encoding'), current_setting('transaction_isolation')", ()
+            )
         if encoding not in ("UTF8", "SQL_ASCII"):
             raise ContractError(f"the database has the encoding {encoding}, which cannot hold every text; use UTF8")
         if isolation != "read committed":
@@ -352,7 +358,7 @@ class PostgresStore(Store):
         connection.execute("SET LOCAL client_min_messages = warning")
         (_, start), *steps = _migrations()
         self._run(connection, start)
-        version = self._version(lambda statement, arguments: connection.execute(statement, arguments).fetchall())
+        version = self._version(connection.ask)
         for number, text in steps:
             if number > version:
                 self._run(connection, text)
@@ -374,6 +380,13 @@ class _Connection(psycopg.Connection[tuple[Any, ...]]):
     """A connection that does not wait for ever. The server's statement_timeout is no help if its answer never comes."""
 
     patience: float | None = None
+    _asking: psycopg.Cursor[tuple[Any, ...]] | None = None
+
+    def ask(self, statement: str, arguments: Sequence[Any]) -> list[tuple[Any, ...]]:
+        # One cursor for all: to make one costs a tenth of a call.
+        if self._asking is None:
+            self._asking = self.cursor()
+        return self._asking.execute(cast("Any", statement), arguments).fetchall()
 
     def wait(self, gen: Generator[Any, Any, T], *args: Any, **kwargs: Any) -> T:
         return super().wait(gen if self.patience is None else _hurry(gen, self.patience), *args, **kwargs)
@@ -434,10 +447,14 @@ def _may_pass(error: Exception) -> bool:
 
 
 def _storable(value: Any) -> Any:
-    """Texts as PostgreSQL can hold them: without NUL and lone surrogates. Tried only once the driver has refused."""
+    """Texts as PostgreSQL can hold them. Needed only once the driver has refused the plain ones."""
     if isinstance(value, str):
-        return _UNSTORABLE.sub("\ufffd", value)
+        return _UNSTORABLE.sub(lambda found: _MARK + chr(ord(found[0]) + _SHIFT), value)
     return [_storable(each) for each in value] if isinstance(value, (list, tuple)) else value
+
+
+def _plain(text: str) -> str:
+    return _MARKED.sub(lambda found: chr(ord(found[1]) - _SHIFT), text)
 
 
 def _held(hold: Hold) -> tuple[Any, ...]:

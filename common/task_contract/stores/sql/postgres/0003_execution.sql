@@ -68,12 +68,11 @@ BEGIN
         r.has_result := false; r.result := ''; r.last_error := ''; r.created_at := v_now;
     ELSE
         o_fence := r.fence; o_attempt := r.attempts; o_crashes := r.crashes; o_message_id := r.message_id;
-        o_has_result := r.has_result; o_result := r.result;
         IF r.payload_hash <> '' AND p_payload_hash <> '' AND r.payload_hash <> p_payload_hash THEN
             o_outcome := 'mismatch';
             RETURN;
         ELSIF r.state IN ('done', 'dead') THEN
-            o_outcome := r.state;
+            o_outcome := r.state; o_has_result := r.has_result; o_result := r.result;
             RETURN;
         ELSIF r.state = 'running' THEN
             IF r.owner = p_owner THEN

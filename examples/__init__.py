@@ -1,0 +1,1 @@
+"""Runnable examples; README.md says what each one shows."""
