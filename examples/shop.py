@@ -114,8 +114,12 @@ def open_queue() -> TinyQueue:
 
 def open_contract() -> Contract:
     """The contract over the store of this run; all that happens is appended to one file of events."""
-    logging.basicConfig(filename=folder() / "log.txt", level=logging.INFO, format="%(process)d %(levelname)s %(message)s")
-    contract = Contract(os.environ["SHOP_STORE"], namespace=os.environ["SHOP_NAMESPACE"], source="shop", store_timeout=5)
+    logging.basicConfig(
+        filename=folder() / "log.txt", level=logging.INFO, format="%(process)d %(levelname)s %(message)s", force=True
+    )
+    contract = Contract(
+        os.environ["SHOP_STORE"], namespace=os.environ["SHOP_NAMESPACE"], source="shop", store_timeout=5
+    )
     events = os.open(folder() / "events.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
     def write(event: Event) -> None:

@@ -104,7 +104,8 @@ class Contract:
 
     def close(self) -> None:
         """Give back connections. The contract may be used again afterwards."""
-        self.store.close()
+        if "store" in self.__dict__:
+            self.store.close()
 
     # For the two hot paths.
 

@@ -18,6 +18,8 @@ log = logging.getLogger(__name__)
 BEATS_PER_LEASE = 3
 #: How often the process tidies the store, while it has work.
 TIDY_EVERY = 60.0
+#: The thread ends after so long without work.
+IDLE_FOR = 30.0
 
 
 class LeaseKeeper:
@@ -57,12 +59,19 @@ class LeaseKeeper:
         self.beat()
 
     def _loop(self) -> None:
-        while True:
-            with self._changed:
-                while (pause := self._next_beat - time.monotonic()) > 0:
-                    self._changed.wait(min(pause, TIDY_EVERY))
+        while self._await_beat():
             self.beat()
             self._tidy()
+
+    def _await_beat(self) -> bool:
+        """False once there was nothing to keep for a while: the thread ends, and the next run starts another."""
+        with self._changed:
+            while (pause := self._next_beat - time.monotonic()) > 0:
+                woken = self._changed.wait(min(pause, IDLE_FOR))
+                if not woken and not self._runs:
+                    self._thread = None
+                    return False
+        return True
 
     def beat(self) -> None:
         """Renew all leases now."""

@@ -79,7 +79,7 @@ def message_of(error: BaseException, limit: int = 500) -> str:
 
 
 def causes(error: BaseException) -> list[BaseException]:
-    """The error and what it was raised `from`, outermost first; bounded, and safe in a circle.
+    """The error and what it was raised `from`, outermost first; bounded, so that a circle ends, too.
 
     `__context__` is left out on purpose. Python sets it on whatever happens to be raised while another exception is
     handled: a KeyError in an `except` block would inherit the class of the timeout it failed to handle. `from` is
@@ -88,7 +88,7 @@ def causes(error: BaseException) -> list[BaseException]:
     chain = [error]
     while len(chain) < LONGEST_CHAIN:
         cause = peek(chain[-1], "__cause__")
-        if not is_exception(cause) or any(cause is link for link in chain):
+        if not is_exception(cause):
             break
         chain.append(cause)
     return chain

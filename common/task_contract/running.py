@@ -17,7 +17,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from task_contract import dead_letters, retry
 from task_contract.envelope import Envelope
-from task_contract.errors import EnvelopeError, LeaseLost, PayloadMismatch, SchemaTooNew, StoreUnavailable
+from task_contract.errors import (
+    EnvelopeError,
+    KeyDerivationError,
+    LeaseLost,
+    PayloadMismatch,
+    SchemaTooNew,
+    StoreUnavailable,
+)
 from task_contract.events import Event, EventName
 from task_contract.keys import derive, payload_hash, store_key
 from task_contract.retry import Verdict
@@ -162,7 +169,11 @@ def _upgraded(contract: Contract, message: Message, policy: Policy) -> Message:
         return message
     payload: dict[str, Any] = {"args": list(message.args), "kwargs": dict(message.kwargs)}
     envelope, payload = contract.upgrades.upgrade(message.envelope, payload, policy.schema_version)
-    return replace(message, envelope=envelope, args=tuple(payload["args"]), kwargs=payload["kwargs"])
+    try:
+        return replace(message, envelope=envelope, args=tuple(payload["args"]), kwargs=dict(payload["kwargs"]))
+    except (KeyError, TypeError, ValueError) as error:
+        reason = f'an upgrade of {envelope.message_type!r} must return {{"args": […], "kwargs": {{…}}}}'
+        raise EnvelopeError(reason, field="schema_version") from error
 
 
 def _prepare(message: Message, fn: Callable[..., Any], policy: Policy) -> Run:
@@ -181,10 +192,19 @@ def _prepare(message: Message, fn: Callable[..., Any], policy: Policy) -> Run:
     slot = envelope.message_type if policy.max_concurrency else ""
     key = store_key(envelope.message_type, envelope.idempotency_key)
     hold = Hold(key, secrets.token_urlsafe(12), 0, 0, work, slot)
-    reservation = key
-    if policy.dedup_key is not None:
-        reservation = store_key(envelope.message_type, derive(policy.dedup_key, fn, message.args, message.kwargs))
-    return Run(hold, envelope, policy, tuple(message.args), dict(message.kwargs), reservation)
+    return Run(
+        hold, envelope, policy, tuple(message.args), dict(message.kwargs), _reservation(message, fn, policy, key)
+    )
+
+
+def _reservation(message: Message, fn: Callable[..., Any], policy: Policy, run_key: str) -> str:
+    """Where the enqueue's reservation is, to release it with the work."""
+    if policy.dedup_key is None:
+        return run_key
+    try:
+        return store_key(message.envelope.message_type, derive(policy.dedup_key, fn, message.args, message.kwargs))
+    except KeyDerivationError:  # another version of the task sent it; its reservation ends by itself
+        return ""
 
 
 def _claim(contract: Contract, run: Run) -> Claim:
@@ -263,7 +283,9 @@ def _bury(contract: Contract, message: Message, run: Run, verdict: Verdict, erro
 
 def _too_late(contract: Contract, message: Message, run: Run, lost: LeaseLost, result: Any = None) -> Handled:
     """Another worker has the record. The delivery may be dropped only if the work is done."""
-    contract.lease_lost(run)
+    if not run.lost:
+        run.lost = True
+        contract.lease_lost(run)
     if lost.state == "done":
         return Handled(retry.done(), result, has_result=result is not None, ran=True)
     verdict = retry.defer(run.policy.lease, "lease-lost", str(lost))

@@ -182,7 +182,7 @@ def _statuses(error: BaseException) -> Iterator[int]:
     candidates += [peek(response, name) for response in responses for name in _ON_THE_RESPONSE]
     candidates += [item(item(response, "ResponseMetadata"), "HTTPStatusCode") for response in responses[:1]]
     for candidate in candidates:
-        if isinstance(candidate, int) and not isinstance(candidate, bool) and 100 <= candidate <= 599:
+        if isinstance(candidate, int) and 100 <= candidate <= 599:
             yield int(candidate)
 
 

@@ -285,6 +285,7 @@ def test_postgres_out_of_reach_is_transient(closed_port: int) -> None:  # E6
         ("SELECT pg_terminate_backend(pg_backend_pid())", "57P01", "transient"),
         ("BEGIN READ ONLY; CREATE TABLE t (id int)", "25006", "transient"),
         ("DO $$ BEGIN RAISE EXCEPTION 'as asked' USING ERRCODE = '40001'; END $$", "40001", "transient"),
+        ("DO $$ BEGIN RAISE EXCEPTION 'as asked' USING ERRCODE = '40002'; END $$", "40002", "permanent"),
         ("DO $$ BEGIN RAISE EXCEPTION 'as asked'; END $$", "P0001", "permanent"),
     ],
 )
@@ -408,6 +409,8 @@ def test_sqlalchemy_connections(closed_port: int) -> None:  # E6
         (sqlalchemy.exc.StatementError("bad parameter", "SELECT 1", {}, TypeError("?")), "permanent"),
         (sqlalchemy.exc.OperationalError("SELECT 1", {}, Exception("a driver nobody knows")), "transient"),
         (sqlalchemy.exc.ProgrammingError("SELECT 1", {}, Exception("a driver nobody knows")), "permanent"),
+        # The driver is known, and does not say: then the wrapper's name counts for nothing.
+        (sqlalchemy.exc.OperationalError("SELECT 1", {}, sqlite3.OperationalError("disk I/O error")), "unclassified"),
         (sqlalchemy.orm.exc.StaleDataError(), "transient"),
         (django_errors.OperationalError(), "transient"),
         (django_errors.InterfaceError(), "transient"),

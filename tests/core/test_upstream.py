@@ -33,7 +33,7 @@ import urllib3
 from amqp import exceptions as amqp_errors
 
 from task_contract.classify import classify
-from task_contract.upstream import seconds_until, status_of
+from task_contract.upstream import grpc_code_of, seconds_until, status_of
 from tests.core.raising import caught
 
 NOON = datetime(2030, 1, 1, 12, tzinfo=timezone.utc)
@@ -458,6 +458,12 @@ def test_status_of(attributes: dict[str, object], status: int | None) -> None:  
     assert status_of(error) == status
 
 
+def test_http_and_grpc_share_names() -> None:  # E6
+    error = Exception()
+    error.__dict__["status"] = HTTPStatus.NOT_FOUND
+    assert grpc_code_of(error) is None
+
+
 def test_a_status_that_is_no_error_says_nothing() -> None:  # E6
     error = Exception()
     error.__dict__["status"] = 302
@@ -506,6 +512,18 @@ def test_numbers_of_other_protocols_are_no_status() -> None:  # E6
 def test_seconds_until(value: object, seconds: float | None) -> None:  # A13
     found = seconds_until(value, NOW)
     assert found == (None if seconds is None else pytest.approx(seconds))
+
+
+def test_dates_without_a_zone(monkeypatch: pytest.MonkeyPatch) -> None:  # A13
+    """GMT in HTTP, local time in Python."""
+    monkeypatch.setenv("TZ", "XYZ+5")
+    time.tzset()
+    try:
+        assert seconds_until("Tue, 01 Jan 2030 12:00:10", NOW) == 10.0
+        assert seconds_until(datetime(2030, 1, 1, 7, 0, 20), NOW) == 20.0  # noqa: DTZ001  naive on purpose
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 @pytest.mark.parametrize(

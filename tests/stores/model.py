@@ -162,7 +162,7 @@ class Model:
         if record.state == "dead" and work.message_id not in (record.work.message_id, *record.older_ids):
             return self._start_over(key, record, work, owner, lease, keep, limits)
         if record.work.payload_hash and work.payload_hash and record.work.payload_hash != work.payload_hash:
-            return self._say("mismatch", record)._replace(has_result=record.result is not None, result=record.result or b"")
+            return self._say("mismatch", record)
         if record.state == "done":
             has_result = record.result is not None
             return self._say("done", record)._replace(has_result=has_result, result=record.result or b"")

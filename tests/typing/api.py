@@ -5,7 +5,7 @@ A line that must be an error carries an ignore with its code; a strict mypy repo
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timedelta, timezone
 
 from task_contract import (
     AlreadyEnqueued,
@@ -22,6 +22,8 @@ from task_contract import (
     current_run,
     open_store,
 )
+from task_contract.running import Message
+from task_contract.sending import Call, confirm, prepare
 
 contract: Contract = Contract("memory://", source="shop")
 policy: Policy = Policy(key="{customer_id}:{invoice_id}", subject="{invoice_id}", retain=timedelta(hours=1), lease=30)
@@ -58,5 +60,35 @@ def in_a_producer() -> str | None:
     return None
 
 
-def on_dead_letter(letter: DeadLetter) -> None:
-    show(letter)
+@contract.on_dead_letter
+def page_somebody(letter: DeadLetter) -> None:
+    show(letter.reason, letter.failed_at, letter.message)
+
+
+def in_a_consumer(envelope: Envelope) -> float | None:
+    handled = contract.handle(Message(envelope, "id", (1,), {"cents": 5}), in_a_task, policy)
+    if handled.verdict.action in ("retry", "defer"):
+        return handled.verdict.delay
+    return None
+
+
+def in_a_sender() -> str:
+    with contract.context(correlation_id="job-7"):
+        prepared = prepare(contract, Call("charge", policy, in_a_task, (1,)))
+    if prepared.duplicate is None:
+        confirm(contract, prepared)
+    return prepared.message_id
+
+
+def at_the_desk() -> None:
+    page = contract.dead_letters.page(limit=10, reason="exhausted", since=datetime.now(timezone.utc))
+    for letter in page.letters:
+        contract.dead_letters.replay(letter.id, by="ann", reason="fixed")
+    stats = contract.dead_letters.stats()
+    show(stats.depth, stats.oldest_at, [finding.fix for finding in contract.check()])
+
+
+def in_a_long_task() -> None:
+    run = current_run()
+    run.progress(40, "half of it")
+    show(run.attempt, run.fence, run.deadline, run.lost)

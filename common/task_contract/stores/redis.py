@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from importlib.resources import files
 from typing import Any, Literal, NamedTuple
@@ -20,6 +20,7 @@ try:
 except ImportError as error:  # pragma: no cover
     raise ImportError("a redis:// store needs the redis client: pip install 'task-contract[redis]'") from error
 
+from task_contract.errors import StoreUnavailable
 from task_contract.stores.base import (
     FACETS,
     ROW_FIELDS,
@@ -241,7 +242,7 @@ class RedisStore(Store):
         return int(self._run("expire", limit))
 
     def ping(self) -> None:
-        patiently(lambda: self._converse(("PING",)), self._recover, "PING")
+        self.command("PING")
 
     def findings(self) -> list[tuple[Literal["error", "warning"], str, str]]:
         policy = _text(self.command("CONFIG", "GET", "maxmemory-policy")[1])
@@ -255,7 +256,7 @@ class RedisStore(Store):
 
     def command(self, *words: str | int) -> Any:
         """Any other command, on the server that has our keys: for `check` and for tests."""
-        return patiently(lambda: self._converse(words), self._recover, str(words[0]))
+        return self._patiently(lambda: self._converse(words), str(words[0]))
 
     # Inside.
 
@@ -263,7 +264,7 @@ class RedisStore(Store):
         now = self.now_ms()
         code = script(name)
         words = (code.sha, 1, self._prefix, "" if now is None else now, *arguments)
-        return patiently(lambda: self._evaluate(code, words, durable), self._recover, name)
+        return self._patiently(lambda: self._evaluate(code, words, durable), name)
 
     def _evaluate(self, code: Script, words: tuple[Any, ...], durable: bool) -> Any:
         try:
@@ -285,6 +286,12 @@ class RedisStore(Store):
         with self._pool.borrow() as connection:
             connection.send_command(*words)
             return connection.read_response()
+
+    def _patiently(self, operation: Callable[[], Any], what: str) -> Any:
+        try:
+            return patiently(operation, self._recover, what)
+        except exceptions.RedisError as error:  # out of memory, no permission, cannot persist: no use in asking again
+            raise StoreUnavailable(f"the store refused {what}: {error}") from error
 
     def _recover(self, error: Exception) -> bool:
         """Whether asking again may help, after learning what the error tells of where to ask."""

@@ -14,7 +14,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from task_contract.errors import ConfigurationError
+from task_contract.errors import ConfigurationError, StoreUnavailable
 from task_contract.stores import transitions
 from task_contract.stores.base import (
     ROW_FIELDS,
@@ -320,7 +320,10 @@ class SQLiteStore(Store):
             with self._pool.borrow() as connection, _transaction(connection, begin):
                 return step(Transaction(connection, self._time()))
 
-        return patiently(attempt, _is_busy, what)
+        try:
+            return patiently(attempt, _is_busy, what)
+        except sqlite3.Error as error:
+            raise StoreUnavailable(f"the store at {self.path} could not answer {what}: {error}") from error
 
     def _time(self) -> int:
         # Whoever sees the file runs on this host, so the host's clock is the store's.
