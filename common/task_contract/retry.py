@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from task_contract.classify import Classification, Rule, classify
 from task_contract.durations import HOUR, human
-from task_contract.errors import LeaseLost
-from task_contract.peek import ancestors, message_of, name_of
+from task_contract.peek import message_of, name_of
 
 if TYPE_CHECKING:
     from task_contract.policy import Policy
@@ -28,8 +27,8 @@ RATE_LIMITED_DELAY = 1.0
 class Verdict:
     """What happens to a message now, and what a log line (A16, E8) says of it.
 
-    `reason` is a code: `transient`, `rate-limited`, `unclassified`, `exhausted`, `non-retryable`, `lease-lost`, or
-    what a caller of `defer` gives. `because` is the sentence for people.
+    `reason` is a code: `transient`, `rate-limited`, `unclassified`, `exhausted`, `non-retryable`, or what a caller of
+    `defer` gives. `because` is the sentence for people.
     """
 
     action: Action
@@ -60,10 +59,8 @@ def decide(
     random: Callable[[], float] = _random.random,
     max_delay: float = MAX_DELAY,
 ) -> Verdict:
-    """Retry, dead or defer, after this attempt (the first is 1) ended in this error."""
+    """Retry or dead, after this attempt (the first is 1) ended in this error."""
     backoff = min(policy.backoff.delay(attempt, random), max_delay)
-    if LeaseLost in ancestors(error):
-        return _verdict("defer", error, "lease-lost", _LEASE_LOST, delay=backoff)
     found = classify(error, policy, rules, now=now)
     if found.kind == "permanent":
         return _verdict("dead", error, "non-retryable", found)
@@ -75,12 +72,8 @@ def decide(
     return _verdict("retry", error, _reason(found), found, delay=delay, note=note)
 
 
-# Neither worth a retry of this worker's own nor a dead letter: the work is in other hands, and may well succeed there.
-_LEASE_LOST = Classification("unclassified", because="another worker has the key now")
-
-
 def _wait(found: Classification, backoff: float, max_delay: float) -> tuple[float, str]:
-    """The longer of the backoff and what the other side asked for.
+    """What the task itself asked for; else the longer of the backoff and what the other side asked for.
 
     A Retry-After beyond `max_delay` is tried at `max_delay`, and the verdict says so. Refusing it, as A11 does with a
     delay that the user wrote, would bury work because of a number that a stranger sent.
@@ -88,7 +81,8 @@ def _wait(found: Classification, backoff: float, max_delay: float) -> tuple[floa
     shortest = RATE_LIMITED_DELAY if found.rate_limited else 0.0
     asked = found.retry_after or 0.0
     note = f"; Retry-After of {human(asked)} cut to {human(max_delay)}" if asked > max_delay else ""
-    return min(max(backoff, asked, shortest), max_delay), note
+    wait = max(asked, shortest) if found.exact else max(backoff, asked, shortest)
+    return min(wait, max_delay), note
 
 
 def _reason(found: Classification) -> str:

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator
 from concurrent import futures
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import kombu
 import kombu.exceptions
@@ -43,7 +44,7 @@ from redis.retry import Retry
 from task_contract import errors, known_errors
 from task_contract.classify import classify
 from task_contract.peek import package_of
-from tests.core.raising import caught
+from tests.core.raising import caught, raised
 
 IMPATIENT = 0.2
 
@@ -196,6 +197,11 @@ def test_smtp_counts_the_other_way_round(greeting: bytes, kind: str) -> None:  #
         thread.join()
     found = classify(error)
     assert (found.kind, found.status) == (kind, None)
+
+
+def test_unreadable_details_leave_the_cause_to_be_asked() -> None:  # E6
+    unreadable: Any = {"a@b": 550}
+    assert classify(raised(smtplib.SMTPRecipientsRefused(unreadable), TimeoutError())).kind == "transient"
 
 
 # ---- Redis and AMQP --------------------------------------------------------------------------------------------------

@@ -44,8 +44,8 @@ def response_error(status: int, retry_after: str | None = None) -> httpx.HTTPSta
         (errors.RetryableError(), "retry", "transient", None),
         (errors.NonRetryableError(), "dead", "non-retryable", None),
         (ShopError(), "retry", "unclassified", None),
-        # Neither a retry of ours nor a dead letter: the work is in another worker's hands.
-        (errors.LeaseLost(), "defer", "lease-lost", None),
+        # Never a dead letter: the work is in another worker's hands, which the store says when it is asked to wait.
+        (errors.LeaseLost(), "retry", "transient", None),
     ],
     ids=repr,
 )
@@ -53,6 +53,11 @@ def test_action_and_reason(error: BaseException, action: str, reason: str, statu
     verdict = decide(error, 1, PLAIN)
     assert (verdict.action, verdict.reason, verdict.status) == (action, reason, status)
     assert (verdict.delay == 0) == (action == "dead")
+
+
+def wrapped(outer: Exception, cause: Exception) -> Exception:
+    outer.__cause__ = cause
+    return outer
 
 
 @pytest.mark.parametrize(
@@ -68,7 +73,6 @@ def test_action_and_reason(error: BaseException, action: str, reason: str, statu
         (3, 3, ShopError(), "dead", "exhausted"),
         # Permanent is the better news of the two for whoever reads the dead letter.
         (3, 3, ValueError(), "dead", "non-retryable"),
-        (3, 3, errors.LeaseLost(), "defer", "lease-lost"),
     ],
 )
 def test_attempts_are_bounded(
@@ -113,6 +117,9 @@ def test_full_jitter(draw: float, delay: float) -> None:  # C5, D4
         (response_error(503, "garbage"), 5.0),
         (response_error(503, "-60"), 5.0),
         (errors.RetryableError(retry_after=60), 60.0),
+        (errors.RetryableError(retry_after=2), 2.0),  # the task's own word is exact
+        (wrapped(ShopError(), errors.RetryableError(retry_after=0)), 0.0),
+        (wrapped(errors.RetryableError(), response_error(503, "2")), 5.0),
         (errors.RetryableError(retry_after=timedelta(minutes=2)), 120.0),
         (errors.RetryableError(retry_after=NOW + timedelta(minutes=3)), 180.0),
         (errors.RetryableError(retry_after=float("nan")), 5.0),
@@ -130,7 +137,7 @@ def test_retry_after_is_honoured(error: BaseException, delay: float) -> None:  #
         (24 * HOUR, MAX_DELAY, 12 * HOUR, "Retry-After of 1 day cut to 12 h"),
         (1e15, MAX_DELAY, 12 * HOUR, "cut to 12 h"),
         (60, 30.0, 30.0, "Retry-After of 1 min cut to 30 s"),
-        (0, 3.0, 3.0, None),  # the backoff is bounded as well
+        (0, 3.0, 0.0, None),
     ],
 )
 def test_longest_wait_is_bounded_and_said(
@@ -139,6 +146,10 @@ def test_longest_wait_is_bounded_and_said(
     verdict = decide(errors.RetryableError(retry_after=asked), 1, PLAIN, max_delay=max_delay)
     assert (verdict.action, verdict.delay) == ("retry", delay)
     assert says in verdict.because if says else "cut" not in verdict.because
+
+
+def test_backoff_is_bounded_as_well() -> None:  # A11
+    assert decide(TimeoutError(), 1, PLAIN, max_delay=3.0).delay == 3.0
 
 
 def test_rate_limited_is_never_a_hot_loop() -> None:  # A13

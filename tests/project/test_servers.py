@@ -140,10 +140,10 @@ def test_a_run_that_needs_no_server_starts_none(inner_run: InnerRun) -> None:
 
 def test_a_missing_server_skips_or_fails_where_servers_are_required(inner_run: InnerRun, tmp_path: Path) -> None:
     """With an empty PATH there is no RabbitMQ to start."""
-    skipped = inner_run("test_rabbitmq_carries_a_message", PATH=str(tmp_path), TASK_CONTRACT_REQUIRE_SERVERS="")
+    skipped = inner_run("test_rabbitmq_carries_a_message", PATH=str(tmp_path), TEST_REQUIRE_SERVERS="")
     assert "SKIPPED" in skipped.stdout
     assert "no server: " in skipped.stdout
     assert skipped.returncode == 0
-    required = inner_run("test_rabbitmq_carries_a_message", PATH=str(tmp_path), TASK_CONTRACT_REQUIRE_SERVERS="1")
+    required = inner_run("test_rabbitmq_carries_a_message", PATH=str(tmp_path), TEST_REQUIRE_SERVERS="1")
     assert "no server: " in required.stdout
     assert required.returncode == 1

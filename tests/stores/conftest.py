@@ -42,8 +42,9 @@ def module_schema(postgres_url: str, request: pytest.FixtureRequest) -> Iterator
 @pytest.fixture
 def emptied_schema(postgres_url: str, module_schema: str) -> Iterator[str]:
     yield module_schema
-    tables = ", ".join(f'"{module_schema}".{table}' for table in ("records", "reservations", "letters", "tallies"))
-    _execute(postgres_url, f"TRUNCATE {tables}")
+    # Not TRUNCATE: it makes new files for every table and index, a hundred milliseconds for each of a thousand tests.
+    for table in ("records", "reservations", "letters", "tallies"):
+        _execute(postgres_url, f'DELETE FROM "{module_schema}".{table}')
 
 
 def _execute(url: str, statement: str) -> None:

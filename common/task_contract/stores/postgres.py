@@ -253,7 +253,7 @@ class PostgresStore(Store):
         try:
             return patiently(operation, self._transient, verb)
         except errors.InsufficientPrivilege as error:
-            raise ContractError(f"PostgreSQL refused {verb}: {error}. {self._advice()}") from error
+            raise ContractError(f"PostgreSQL refused {verb}: {_first_line(error)}. {self._advice()}") from error
         except psycopg.Error as error:
             raise ContractError(f"PostgreSQL refused {verb}: {error}") from error
 
@@ -349,7 +349,7 @@ class PostgresStore(Store):
                     return self._apply(connection)
             except errors.InsufficientPrivilege as error:
                 problem = f"the schema {self._schema!r} is missing or out of date, and this role may not change that"
-                raise ContractError(f"{problem}: {error}. {self._advice()}") from error
+                raise ContractError(f"{problem}: {_first_line(error)}. {self._advice()}") from error
 
     def _apply(self, connection: _Connection) -> int:
         connection.execute("SELECT set_config('statement_timeout', '0', true)")
@@ -449,6 +449,10 @@ def _may_pass(error: Exception) -> bool:
     if not isinstance(error, (psycopg.OperationalError, psycopg.InterfaceError)):
         return False
     return (error.sqlstate[:2] if error.sqlstate else None) in _TRANSIENT
+
+
+def _first_line(error: psycopg.Error) -> str:
+    return error.diag.message_primary or str(error)
 
 
 def _storable(value: Any) -> Any:

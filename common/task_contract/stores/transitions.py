@@ -109,7 +109,7 @@ def claim(row: Row | None, asked: Asked) -> Claimed:
     work = asked.work
     if row is None:
         return _start(_fresh(work, asked.now), asked)
-    if row.state == "dead" and work.message_id != row.message_id and work.message_id not in row.seen_ids.split():
+    if row.state == "dead" and not _stale(row, work.message_id):
         return _new_generation(row, asked)
     if row.payload_hash and work.payload_hash and row.payload_hash != work.payload_hash:
         return Claimed(_answer("mismatch", row))
@@ -133,8 +133,8 @@ def _answer(outcome: Outcome, row: Row, wait: int = 0, reason: str = "") -> Clai
         wait / 1000,
         reason,
         row.message_id,
-        bool(row.has_result),
-        row.result,
+        outcome == "done" and bool(row.has_result),
+        row.result if outcome == "done" else b"",
     )
 
 
@@ -213,9 +213,23 @@ def _hand_over(row: Row, asked: Asked) -> None:
     row.updated_at, row.expires_at = asked.now, asked.now + asked.keep
 
 
+def _stale(row: Row, message_id: str) -> bool:
+    """Whether this is a copy of a message that ran in this generation."""
+    return message_id == row.message_id or _one_word(message_id) in _seen(row)
+
+
+def _seen(row: Row) -> list[str]:
+    return row.seen_ids.split(" ") if row.seen_ids else []
+
+
+def _one_word(message_id: str) -> str:
+    """An id as one word among others: "a b" must not make a stranger called "b" known."""
+    return message_id.replace("%", "%25").replace(" ", "%20")
+
+
 def _adopt(row: Row, work: Work) -> None:
     if row.message_id != work.message_id:
-        row.seen_ids = " ".join([*row.seen_ids.split(), row.message_id][-SEEN_IDS:])
+        row.seen_ids = " ".join([*_seen(row), _one_word(row.message_id)][-SEEN_IDS:])
         row.message_id = work.message_id
     row.payload_hash = row.payload_hash or work.payload_hash
     row.worker = work.worker

@@ -10,9 +10,16 @@ local message_id, payload_hash, worker = ARGV[WORK_AT], ARGV[WORK_AT + 3], ARGV[
 local row = load(key)
 
 local function answer(outcome, wait, reason)
+  local done = outcome == 'done'
   return {
-    outcome, row.fence, row.attempts, row.crashes, wait or 0, reason or '', row.message_id, row.has_result, row.result,
+    outcome, row.fence, row.attempts, row.crashes, wait or 0, reason or '', row.message_id,
+    done and row.has_result or 0, done and row.result or '',
   }
+end
+
+-- An id as one word among others: "a b" must not make a stranger called "b" known.
+local function one_word(id)
+  return (id:gsub('%%', '%%25'):gsub(' ', '%%20'))
 end
 
 local function hand_over()
@@ -39,10 +46,10 @@ end
 local function adopt()
   if row.message_id ~= message_id then
     local ids = {}
-    for id in row.seen_ids:gmatch('%S+') do
+    for id in row.seen_ids:gmatch('[^ ]+') do
       ids[#ids + 1] = id
     end
-    ids[#ids + 1] = row.message_id
+    ids[#ids + 1] = one_word(row.message_id)
     row.seen_ids = table.concat(ids, ' ', math.max(1, #ids - seen_kept + 1))
     row.message_id = message_id
   end
@@ -103,7 +110,7 @@ local function meet_running()
 end
 
 local function stale(id)
-  return row.message_id == id or (' ' .. row.seen_ids .. ' '):find(' ' .. id .. ' ', 1, true) ~= nil
+  return row.message_id == id or (' ' .. row.seen_ids .. ' '):find(' ' .. one_word(id) .. ' ', 1, true) ~= nil
 end
 
 local function new_generation()

@@ -1,5 +1,11 @@
 -- Claims, heartbeats and the ends of a run. Names and the order of locks: see 0002_enqueue.sql.
 
+-- A message id as one word among others: "a b" must not make a stranger called "b" known.
+CREATE FUNCTION {schema}.one_word(p_id text) RETURNS text LANGUAGE sql IMMUTABLE AS $body$
+    SELECT replace(replace(p_id, '%', '%25'), ' ', '%20')
+$body$;
+
+
 CREATE FUNCTION {schema}.claim(
     p_now bigint, p_key text, p_owner text, p_lease bigint, p_keep bigint,
     p_message_id text, p_message_type text, p_work_key text, p_payload_hash text, p_correlation_id text,
@@ -56,7 +62,7 @@ BEGIN
     END LOOP;
 
     v_ids := array_remove(string_to_array(r.seen_ids, ' '), '');
-    IF r.state = 'dead' AND p_message_id <> r.message_id AND p_message_id <> ALL (v_ids) THEN
+    IF r.state = 'dead' AND p_message_id <> r.message_id AND {schema}.one_word(p_message_id) <> ALL (v_ids) THEN
         -- A fresh enqueue of dead work: a new generation, which keeps nothing but the fence.
         v_renewed := true;
         v_superseded := r.letter_id;
@@ -136,7 +142,7 @@ BEGIN
     END IF;
 
     IF r.message_id <> p_message_id THEN
-        v_ids := v_ids || r.message_id;
+        v_ids := v_ids || {schema}.one_word(r.message_id);
         v_ids := v_ids[greatest(1, cardinality(v_ids) - 3):];  -- SEEN_IDS
     END IF;
     UPDATE {schema}.records t
