@@ -58,6 +58,8 @@ class Contract:
         self.leases = LeaseKeeper(lambda: self.store, self.lease_lost)
         #: How a replayed message gets back to its queue; the adapters set it.
         self.publisher: Publisher | None = None
+        #: Where to look for a store when none is given; the adapters know the app's own Redis.
+        self.find_store: Callable[[], str | None] = lambda: None
         self._given = store if isinstance(store, Store) else None
         self._listeners = Listeners()
         self._hooks: list[Callable[[DeadLetter], object]] = []
@@ -65,7 +67,7 @@ class Contract:
     @cached_property
     def store(self) -> Store:
         settings = self.settings
-        chosen = self._given or settings.store or self._host_store()
+        chosen = self._given or settings.store or self.find_store() or self._host_store()
         return open_store(chosen, namespace=settings.namespace, timeout=settings.store_timeout)
 
     def _host_store(self) -> str:

@@ -27,6 +27,7 @@ from task_contract.errors import (
 )
 from task_contract.events import Event, EventName
 from task_contract.keys import derive, payload_hash, store_key
+from task_contract.peek import message_of, name_of
 from task_contract.retry import Verdict
 from task_contract.runs import Run
 from task_contract.stores.base import Claim, DeadLetter, Hold, Limits, Work
@@ -49,14 +50,14 @@ class Message:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     queue: str = ""
     framework: str = ""
-    #: The message as the broker had it, for the dead letter; made from the parts if left out.
-    raw: bytes = b""
+    #: The message as the broker had it, for the dead letter, or how to make it; made from the parts if left out.
+    raw: bytes | Callable[[], bytes] = b""
     content_type: str = "application/json"
     details: Mapping[str, Any] = field(default_factory=dict)
 
     def body(self) -> bytes:
         if self.raw:
-            return self.raw
+            return self.raw() if callable(self.raw) else self.raw
         parts = {"id": self.message_id, "contract": self.envelope.to_wire(payload=False)}
         return json.dumps({**parts, "args": self.args, "kwargs": dict(self.kwargs)}, default=repr).encode()
 
@@ -100,7 +101,7 @@ def begin(
         message = _upgraded(contract, message, policy)
     except EnvelopeError as error:
         reason = "schema-too-new" if isinstance(error, SchemaTooNew) else "invalid"
-        return _put_aside(contract, message, reason, error)
+        return put_aside(contract, message, reason, error)
     run = _prepare(message, fn, policy)
     since = time.monotonic()
     claim = _insist(lambda: _claim(contract, run), patience)
@@ -130,10 +131,14 @@ def finish(contract: Contract, message: Message, run: Run, result: Any) -> Handl
     return Handled(retry.done(), result, has_result=True, ran=True)
 
 
-def fail(contract: Contract, message: Message, run: Run, error: Exception) -> Handled:
-    """The function raised: try again later, or bury it."""
+def fail(contract: Contract, message: Message, run: Run, error: Exception, *, final: bool = False) -> Handled:
+    """The function raised: try again later, or bury it. `final` if somebody else has decided that this was the end."""
     contract.leases.remove(run)
-    verdict = retry.decide(error, run.attempt, run.policy, rules=contract.rules, max_delay=contract.settings.max_delay)
+    if final:
+        verdict = Verdict("dead", reason="failed", error_type=name_of(type(error)), error=message_of(error))
+    else:
+        settings = contract.settings
+        verdict = retry.decide(error, run.attempt, run.policy, rules=contract.rules, max_delay=settings.max_delay)
     try:
         if verdict.action == "retry":
             return _retry(contract, message, run, verdict)
@@ -225,7 +230,7 @@ def _turned_away(contract: Contract, message: Message, run: Run, claim: Claim) -
         return Handled(verdict)
     if claim.outcome == "mismatch":
         text = f"the key {message.envelope.idempotency_key} is known with other arguments (message {claim.message_id})"
-        return _put_aside(contract, message, "payload-mismatch", PayloadMismatch(text))
+        return put_aside(contract, message, "payload-mismatch", PayloadMismatch(text))
     if claim.outcome == "exhausted":
         return _exhausted(contract, message, run, claim)
     verdict = retry.defer(claim.wait, claim.reason or claim.outcome)
@@ -249,7 +254,7 @@ def _exhausted(contract: Contract, message: Message, run: Run, claim: Claim) -> 
         return _too_late(contract, message, run, lost)
 
 
-def _put_aside(contract: Contract, message: Message, reason: str, error: Exception) -> Handled:
+def put_aside(contract: Contract, message: Message, reason: str, error: Exception) -> Handled:
     """A dead letter for a message that has no record, or no right to the one under its key."""
     letter = dead_letters.compose(message, reason, error, because=str(error))
     contract.store.put_letter(letter, keep=contract.settings.dlq_retention)

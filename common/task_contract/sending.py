@@ -51,6 +51,10 @@ class Call:
     subject: str | None = None
     #: Bytes of the message as the framework will send it; measured as JSON if left out.
     size: int | None = None
+    #: Whether the bounds of delay and size hold for it.
+    bounded: bool = True
+    #: Whether a duplicate is to be suppressed. A member of a canvas is reserved, but published whatever the answer.
+    binding: bool = True
 
 
 class Prepared(NamedTuple):
@@ -74,9 +78,10 @@ def prepare(contract: Contract, call: Call) -> Prepared:
     Raises for a delay or a size beyond the bounds, a key that cannot be derived, a payload that does not belong to
     its key, and, if the policy asks for it, for a duplicate.
     """
-    _check_delay(contract, call)
     envelope = _envelope(contract, call)
-    _check_size(contract, call, envelope)
+    if call.bounded:
+        _check_delay(contract, call)
+        _check_size(contract, call, envelope)
     prepared = Prepared(envelope, call.message_id or new_id(), window=_window(call))
     return _reserve(contract, call, prepared) if prepared.window else prepared
 
@@ -211,6 +216,8 @@ def _reserve_once(contract: Contract, prepared: Prepared, take_over: str = "") -
 
 def _answered(contract: Contract, call: Call, prepared: Prepared, answer: Reservation) -> Prepared:
     key = prepared.envelope.idempotency_key
+    if not call.binding:
+        return prepared if answer.outcome == "won" else prepared._replace(token="")
     if answer.outcome == "mismatch":
         raise PayloadMismatch(
             f"{call.name}: the key {key} is taken by message {answer.message_id} with other arguments; "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -32,9 +33,9 @@ def anywhere(request: pytest.FixtureRequest) -> Address:
 
 
 @pytest.fixture(scope="module")
-def module_schema(postgres_url: str, request: pytest.FixtureRequest) -> Iterator[str]:
+def module_schema(postgres_url: str) -> Iterator[str]:
     """One schema for a whole file of tests: to migrate for each of a thousand would take longer than to run them."""
-    name = f"tc_module_{abs(hash(request.node.nodeid)):x}_{id(request):x}"
+    name = f"tc_{uuid.uuid4().hex[:12]}"
     yield name
     _execute(postgres_url, f'DROP SCHEMA IF EXISTS "{name}" CASCADE')
 

@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 
@@ -83,6 +83,34 @@ def _is_refused(store: Store, late: Hold) -> None:
         store.bury(late, DeadLetter(id="L1", reason="failed", message=b""), keep=600)
     assert store.extend([Beat(late, 600)]) == ["lost"]
     assert store.get_letter("L1") is None
+
+
+@pytest.mark.parametrize("kind", ["redis", "postgres"])
+@pytest.mark.parametrize("skew", [-86_400, 86_400])
+def test_a_client_with_a_wrong_clock(
+    kind: str, skew: int, address_of: Callable[[str], Address], monkeypatch: pytest.MonkeyPatch
+) -> None:  # D15: the store's clock counts, whatever a client believes
+    with address_of(kind).opened() as store:
+        _set_clock(monkeypatch, skew)
+        first = store.claim("k", WORK, owner="o1", lease=600, keep=7200, limits=Limits())
+        reserved = store.reserve("r", token="t1", message_id="m1", ttl=600)
+        _set_clock(monkeypatch, -skew)
+        again = store.claim("k", WORK, owner="o2", lease=600, keep=7200, limits=Limits())
+        second = store.reserve("r", token="t2", message_id="m2", ttl=600)
+        record = store.get("k")
+    assert (first.outcome, again.outcome) == ("won", "busy")
+    assert 0 < again.wait <= 600
+    assert (reserved.outcome, second.outcome) == ("won", "pending")
+    assert record is not None
+    assert record.created_at is not None
+    assert abs(record.created_at.timestamp() - time.time() - skew) < 3600
+
+
+def _set_clock(monkeypatch: pytest.MonkeyPatch, skew: int) -> None:
+    monkeypatch.undo()
+    now, now_ns = time.time, time.time_ns
+    monkeypatch.setattr(time, "time", lambda: now() + skew)
+    monkeypatch.setattr(time, "time_ns", lambda: now_ns() + skew * 10**9)
 
 
 def test_a_killed_owners_slot_is_free_again(shared: Address) -> None:  # D2, C4

@@ -40,8 +40,9 @@ owners = st.sampled_from(["o1", "o2", "o3", "o4"])
 message_ids = st.sampled_from(["m1", "m2", "m3", "m4", "m5", "m6"])
 #: Other arguments are rare, or nothing else would happen.
 hashes = st.sampled_from(["h1"] * 18 + ["", "h2"])
-places = st.sampled_from(["r1", "r2"])
-maybe_place = st.sampled_from(["", "r1", "r2"])
+PLACES = ("r1", "r2")
+places = st.sampled_from(PLACES)
+maybe_place = st.sampled_from(("", *PLACES))
 maybe_key = st.sampled_from(("", *KEYS))
 tokens = st.sampled_from(["t1", "t2", "t3"])
 leases = st.sampled_from([10.0, 30.0])
@@ -58,8 +59,8 @@ limits = st.builds(
     crashes=st.sampled_from([2, 2, 2, 1, 3]),
     interruptions=st.integers(0, 2),
     suspects=st.sampled_from([True, True, False]),
-    slot=st.sampled_from(["", "", "s1", "s2"]),
-    slots=st.sampled_from([1, 1, 2]),
+    slot=st.sampled_from(["", "s1", "s1", "s2"]),
+    slots=st.sampled_from([1, 2, 2]),
 )
 works = st.builds(
     Work,
@@ -215,13 +216,25 @@ class StoreMachine(RuleBasedStateMachine):
         take_over=st.sampled_from(["", "t1", "t2", "t3"]), ttl=leases,
     )  # fmt: skip
     def reserve(self, key: str, ttl: float, **how: str) -> None:
+        self.reserve_as(key, ttl, **how)
+
+    def reserve_as(self, key: str, ttl: float, **how: str) -> None:
         expected = self.model.reserve(key, ttl=ttl, **how)
         assert self.store.reserve(key, ttl=ttl, **how) == expected
 
     @rule(key=places, token=tokens, message_id=message_ids, payload_hash=hashes, record_key=maybe_key, ttl=keeps)
     def confirm(self, key: str, ttl: float, **how: str) -> None:
+        self.confirm_as(key, ttl, **how)
+
+    def confirm_as(self, key: str, ttl: float, **how: str) -> None:
         expected = self.model.confirm(key, ttl=ttl, **how)
         assert self.store.confirm(key, ttl=ttl, **how) is expected
+
+    @rule(key=places, message_id=message_ids, token=tokens, ttl=keeps)
+    def enqueue(self, key: str, message_id: str, token: str, ttl: float) -> None:
+        place = {"token": token, "message_id": message_id, "payload_hash": "", "record_key": ""}
+        self.reserve_as(key, 30.0, **place, take_over="")
+        self.confirm_as(key, ttl, **place)
 
     @rule(key=places, token=tokens)
     def release(self, key: str, token: str) -> None:
@@ -382,6 +395,16 @@ class StoreMachine(RuleBasedStateMachine):
     def records_agree(self) -> None:
         for key in KEYS:
             compare_record(self.store.get(key), self.model.record(key))
+
+    @invariant()
+    def reservations_agree(self) -> None:
+        """They show only to whoever wants one: ask as a stranger, and give back what was free."""
+        for key in PLACES:
+            stranger: dict[str, Any] = {"token": "stranger", "message_id": "none", "ttl": 30.0}
+            expected = self.model.reserve(key, payload_hash="", record_key="", take_over="", **stranger)
+            assert self.store.reserve(key, **stranger) == expected
+            if expected.outcome == "won":
+                assert self.store.release(key, token="stranger") is self.model.release(key, "stranger")
 
     @invariant()
     def letters_agree(self) -> None:

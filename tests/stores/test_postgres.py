@@ -59,6 +59,12 @@ def letter(letter_id: str = "L1", **values: Any) -> DeadLetter:
     return DeadLetter(**{"id": letter_id, "reason": "failed", "message": b"body", **values})
 
 
+def only(facet: str, value: str, **more: Any) -> Filter:
+    if facet:
+        more[facet] = value
+    return Filter(**more)
+
+
 def with_options(url: str, options: str) -> str:
     return f"{url}{'&' if '?' in url else '?'}options={quote(options)}"
 
@@ -281,11 +287,12 @@ class TestConnections:
         store.migrate()
         store.get("k")
         log = tmp_path / "protocol"
-        with log.open("wb") as file, store._pool.borrow() as connection:
-            connection.pgconn.trace(file.fileno())
-        steps[verb][1]()
-        with store._pool.borrow() as connection:
-            connection.pgconn.untrace()
+        with log.open("wb") as file:
+            with store._pool.borrow() as connection:
+                connection.pgconn.trace(file.fileno())
+            steps[verb][1]()
+            with store._pool.borrow() as connection:
+                connection.pgconn.untrace()
         said = [line.split("\t")[3] for line in log.read_text(errors="replace").splitlines() if "\tF\t" in line]
         assert said == ["Parse", "Bind", "Describe", "Execute", "Sync"], steps[verb][0]
 
@@ -305,7 +312,7 @@ def verbs(store: PostgresStore) -> list[tuple[str, Callable[[], object]]]:
         ("claim", lambda: held.append(run(store, slot="s", slots=9))),
         ("extend", lambda: store.extend([Beat(held[-1], 30, progress=5)])),
         ("complete", lambda: store.complete(held[-1], keep=KEEP, result=b"1", reservation="p")),
-        ("retry", lambda: store.retry(run(store, "k1"), delay=0, keep=KEEP) if held else None),
+        ("retry", lambda: store.retry(Hold("k1", "o", 1, 1, Work("m")), delay=0, keep=KEEP)),
         ("get", lambda: store.get("k")),
         ("put_letter", lambda: store.put_letter(letter("L0"), keep=KEEP)),
         ("bury", lambda: store.bury(Hold("k2", "o", 1, 1, Work("m")), letter(), keep=KEEP, reservation="p")),
@@ -333,8 +340,8 @@ class TestTexts:
         assert getattr(store.get("k"), "last_error", None) == buried.summary()
         assert store.letter_stats().reasons == {text: 1}
         for facet in FACETS:
-            assert [each.id for each in store.page_letters(Filter(**{facet: text})).letters] == ["L1"]
-            assert store.page_letters(Filter(**{facet: text + "x"})).letters == ()
+            assert [each.id for each in store.page_letters(only(facet, text)).letters] == ["L1"]
+            assert store.page_letters(only(facet, text + "x")).letters == ()
 
     @pytest.mark.parametrize("text", HOSTILE[:5], ids=ascii)
     def test_a_lost_record_is_replayed_from_it(
@@ -385,7 +392,7 @@ class TestLettersByTheThousand:
     def test_a_page_reads_no_more_than_a_page(
         self, full: PostgresStore, facet: str, closed: bool, admin: psycopg.Connection
     ) -> None:
-        where = Filter(closed=closed, **({facet: f"{facet}-3"} if facet else {}))
+        where = only(facet, f"{facet}-3", closed=closed)
         first = full.page_letters(where)
         assert len(first.letters) == 50
         arguments = (
@@ -407,7 +414,8 @@ class TestLettersByTheThousand:
         assert fetched <= 2
 
     def test_all_pages_together_are_all_letters(self, full: PostgresStore) -> None:
-        where, cursor, found = Filter(queue="queue-1"), "", []
+        where, cursor = Filter(queue="queue-1"), ""
+        found: list[DeadLetter] = []
         while True:
             page = full.page_letters(where, limit=500, cursor=cursor)
             found += page.letters
@@ -427,12 +435,18 @@ def cursor_of(cursor: str) -> tuple[int, str]:
 def work_of(connection: psycopg.Connection, store: PostgresStore, verb: str, arguments: list[Any]) -> tuple[int, int]:
     """How many letters one call read from the table from end to end, and how many by an index."""
     with connection.transaction():
+        before = letters_read(connection, store)
         connection.execute(store._statements[verb], arguments).fetchall()
-        row = connection.execute(
-            "SELECT seq_tup_read, idx_tup_fetch FROM pg_stat_xact_user_tables "
-            "WHERE schemaname = %s AND relname = 'letters'",
-            (store._schema,),
-        ).fetchone()
+        after = letters_read(connection, store)
+    return after[0] - before[0], after[1] - before[1]
+
+
+def letters_read(connection: psycopg.Connection, store: PostgresStore) -> tuple[int, int]:
+    row = connection.execute(
+        "SELECT seq_tup_read, idx_tup_fetch FROM pg_stat_xact_user_tables "
+        "WHERE schemaname = %s AND relname = 'letters'",
+        (store._schema,),
+    ).fetchone()
     assert row is not None
     return row[0], row[1]
 

@@ -272,8 +272,9 @@ class MemoryStore(Store):
             del self._places[reservation]
 
     def _file(self, letter: DeadLetter, keep: float, now: int, **managed: Any) -> None:
+        fresh = DeadLetter.restore(letter.body())  # what the store manages is not the caller's to give
         managed |= {"failed_at": from_ms(now), "expires_at": from_ms(now + to_ms(keep))}
-        self._letters[letter.id] = replace(letter, **managed)
+        self._letters[letter.id] = replace(fresh, **managed)
 
     def _change(self, letter: DeadLetter, **changes: Any) -> DeadLetter:
         self._letters[letter.id] = changed = replace(letter, **changes)

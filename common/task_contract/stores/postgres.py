@@ -13,7 +13,7 @@ from importlib import resources
 from itertools import repeat
 from typing import Any, TypeVar, cast
 
-from task_contract.errors import ConfigurationError, ContractError
+from task_contract.errors import ConfigurationError, ContractError, StoreUnavailable
 from task_contract.stores.base import (
     FACETS,
     ROW_FIELDS,
@@ -253,9 +253,9 @@ class PostgresStore(Store):
         try:
             return patiently(operation, self._transient, verb)
         except errors.InsufficientPrivilege as error:
-            raise ContractError(f"PostgreSQL refused {verb}: {_first_line(error)}. {self._advice()}") from error
+            raise StoreUnavailable(f"the store refused {verb}: {_first_line(error)}. {self._advice()}") from error
         except psycopg.Error as error:
-            raise ContractError(f"PostgreSQL refused {verb}: {error}") from error
+            raise StoreUnavailable(f"the store refused {verb}: {error}") from error
 
     def _transient(self, error: Exception) -> bool:
         if not _may_pass(error):
@@ -417,7 +417,7 @@ def _quote(schema: str) -> str:
 
 def _options(url: str, timeout: float) -> str:
     try:
-        theirs = conninfo_to_dict(url).get("options") or ""
+        theirs = str(conninfo_to_dict(url).get("options") or "")
     except psycopg.ProgrammingError as error:
         raise ConfigurationError(f"not a PostgreSQL URL: {error}") from error
     ours = {

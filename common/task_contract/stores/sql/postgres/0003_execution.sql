@@ -61,7 +61,7 @@ BEGIN
         DELETE FROM {schema}.records t WHERE t.store_key = p_key AND t.expires_at <= v_now;
     END LOOP;
 
-    v_ids := array_remove(string_to_array(r.seen_ids, ' '), '');
+    v_ids := string_to_array(r.seen_ids, ' ');
     IF r.state = 'dead' AND p_message_id <> r.message_id AND {schema}.one_word(p_message_id) <> ALL (v_ids) THEN
         -- A fresh enqueue of dead work: a new generation, which keeps nothing but the fence.
         v_renewed := true;

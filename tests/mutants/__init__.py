@@ -1,0 +1,1 @@
+"""The stores, broken on purpose: `make mutants` shows that the tests notice."""
