@@ -105,7 +105,8 @@ class Model:
     def deadlines(self) -> list[int]:
         """Every moment at which something is going to change by itself."""
         moments = [m for r in self.records.values() for m in (r.lease_until, r.not_before, r.expires_at)]
-        moments += [each.expires_at for each in (*self.places.values(), *self.letters.values())]
+        moments += [place.expires_at for place in self.places.values()]
+        moments += [letter.expires_at for letter in self.letters.values()]
         return sorted({moment for moment in moments if moment > self.now})
 
     # Enqueue.

@@ -120,7 +120,11 @@ def test_a_child_of_a_child_has_its_own_too(shared: Address) -> None:  # issue 2
 
         def child() -> list[Any]:
             use(store, "child")
-            return [connection_of(store), in_child(lambda: [use(store, "grandchild"), connection_of(store)][1])]
+            return [connection_of(store), in_child(grandchild)]
+
+        def grandchild() -> Any:
+            use(store, "grandchild")
+            return connection_of(store)
 
         childs, grandchilds = in_child(child)
         assert len({parents, childs, grandchilds}) == 3

@@ -456,7 +456,7 @@ def test_the_store_does_what_the_model_does(anywhere: Address, tmp_path: Path) -
 
 def effort(kind: str) -> settings:
     return settings(
-        max_examples=EXAMPLES[kind] * (50 if LONG else 1),
+        max_examples=EXAMPLES[kind] * (20 if LONG else 1),
         stateful_step_count=STEPS * (2 if LONG else 1),
         deadline=None,
         derandomize=False,

@@ -56,7 +56,7 @@ def _sqlite(url: str, options: _Options) -> Store:
     path = unquote(urlsplit(url).path)
     if urlsplit(url).netloc:
         raise ConfigurationError(f"{url}: write sqlite:///relative.db or sqlite:////absolute/path.db")
-    return SQLiteStore(path[1:], timeout=max(options.timeout, 5.0))
+    return SQLiteStore(path[1:], timeout=max(options.timeout, 2.0))
 
 
 def _memory(_url: str, _options: _Options) -> Store:

@@ -49,12 +49,12 @@ from task_contract.stores.base import (
     to_ms,
 )
 from task_contract.stores.pool import Pool, patiently
-from task_contract.stores.redis_routes import ClusterRoute, find_route
+from task_contract.stores.redis_routes import find_route
 
 log = logging.getLogger(__name__)
 
 #: Leases renewed by one script: it holds up the server for less than a millisecond or two.
-BEATS_PER_CALL = 200
+BEATS_PER_CALL = 100
 #: How long a burial waits for a replica, where there is one.
 REPLICA_WAIT_MS = 500
 #: How often the store looks whether there are replicas.
@@ -245,7 +245,10 @@ class RedisStore(Store):
         self.command("PING")
 
     def findings(self) -> list[tuple[Literal["error", "warning"], str, str]]:
-        policy = _text(self.command("CONFIG", "GET", "maxmemory-policy")[1])
+        try:
+            policy = _text(self.command("CONFIG", "GET", "maxmemory-policy")[1])
+        except StoreUnavailable as error:
+            return [("warning", f"Redis does not tell its maxmemory-policy: {error}", "see that it is noeviction")]
         if policy == "noeviction":
             return []
         what = f"Redis evicts keys when memory is full (maxmemory-policy {policy}): claims and results would vanish"
@@ -267,20 +270,11 @@ class RedisStore(Store):
         return self._patiently(lambda: self._evaluate(code, words, durable), name)
 
     def _evaluate(self, code: Script, words: tuple[Any, ...], durable: bool) -> Any:
-        try:
-            with self._pool.borrow() as connection:
-                reply = _evaluate(connection, code, words)
-                if durable and self._has_replicas(connection):
-                    self._await_replica(connection, code.name)
-                return reply
-        except exceptions.AskError as error:
-            if isinstance(error, exceptions.MovedError) or not isinstance(self._route, ClusterRoute):
-                raise
-            connection = self._route.to_asked(error)
-            try:
-                return _evaluate(connection, code, words)
-            finally:
-                connection.disconnect()
+        with self._pool.borrow() as connection:
+            reply = _evaluate(connection, code, words)
+            if durable and self._has_replicas(connection):
+                self._await_replica(connection, code.name)
+            return reply
 
     def _converse(self, words: Sequence[str | int]) -> Any:
         with self._pool.borrow() as connection:
@@ -318,6 +312,8 @@ _ELSEWHERE = (exceptions.ConnectionError, exceptions.MovedError, exceptions.Read
 _TRANSIENT = (
     *_ELSEWHERE,
     exceptions.TimeoutError,
+    # The slot is on its way to another node. Not followed there: what has not been moved yet would be missing, and
+    # work that is running here would be won there.
     exceptions.AskError,
     exceptions.TryAgainError,
     exceptions.ClusterDownError,

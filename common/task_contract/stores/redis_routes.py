@@ -12,8 +12,8 @@ from urllib.parse import urlsplit, urlunsplit
 from redis import ConnectionPool
 from redis.backoff import NoBackoff
 from redis.connection import Connection, parse_url
-from redis.exceptions import AskError, MovedError
 from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import MovedError
 from redis.retry import Retry
 from redis.sentinel import Sentinel
 
@@ -29,7 +29,7 @@ class Route:
         self._pool = ConnectionPool.from_url(url, **options)
 
     def connect(self) -> Connection:
-        return cast("Connection", self._pool.make_connection())
+        return _connected(self._pool)
 
     def learn(self, error: Exception) -> None:
         """A single server is where it is."""
@@ -42,7 +42,7 @@ class SentinelRoute(Route):
         parts = urlsplit(url)
         service, _, database = parts.path.strip("/").partition("/")
         if not service:
-            raise ConfigurationError(f"{url}: name the service, as in redis+sentinel://host:26379/mymaster/0")
+            raise ConfigurationError("name the Sentinels' service in the URL: redis+sentinel://host:26379/mymaster/0")
         login = _login(url)
         sentinel = Sentinel(_addresses(url, 26379), sentinel_kwargs=dict(options), **options)
         self._pool = sentinel.master_for(service, db=int(database or 0), **login).connection_pool
@@ -60,13 +60,6 @@ class ClusterRoute(Route):
     def connect(self) -> Connection:
         return self._to(self._current)
 
-    def to_asked(self, error: AskError) -> Connection:
-        """A slot on its way to another node: this one command may be asked there."""
-        connection = self._to(self._named(error))
-        connection.send_command("ASKING")
-        connection.read_response()
-        return connection
-
     def learn(self, error: Exception) -> None:
         if isinstance(error, MovedError):
             self._current = self._named(error)
@@ -74,13 +67,13 @@ class ClusterRoute(Route):
         elif isinstance(error, (RedisConnectionError, OSError)):
             self._current = self._nodes[(self._nodes.index(self._current) + 1) % len(self._nodes)]
 
-    def _named(self, error: AskError) -> Address:
+    def _named(self, error: MovedError) -> Address:
         return (error.host or self._current[0], int(error.port))
 
     def _to(self, address: Address) -> Connection:
         if address not in self._pools:
             self._pools[address] = ConnectionPool.from_url(_single(self._url, *address), **self._options)
-        connection = cast("Connection", self._pools[address].make_connection())
+        connection = _connected(self._pools[address])
         if len(self._nodes) == 1:
             self._discover(connection)
         return connection
@@ -96,7 +89,22 @@ class ClusterRoute(Route):
             self._nodes.append(address)
 
 
+def _connected(pool: ConnectionPool) -> Connection:
+    # Not pool.make_connection(): that counts what it ever made and refuses the hundred-and-first. And connected here,
+    # because a Sentinel's connection that is only sent a command goes to localhost instead of asking for the master.
+    connection = cast("Connection", pool.connection_class(**pool.connection_kwargs))
+    connection.connect()
+    return connection
+
+
 def find_route(url: str, timeout: float) -> Route:
+    try:
+        return _find_route(url, timeout)
+    except ValueError as error:
+        raise ConfigurationError(f"not a Redis URL: {error}") from error
+
+
+def _find_route(url: str, timeout: float) -> Route:
     options = {
         "socket_timeout": timeout,
         "socket_connect_timeout": timeout,
@@ -115,8 +123,8 @@ def find_route(url: str, timeout: float) -> Route:
 
 def _addresses(url: str, default_port: int) -> list[Address]:
     hosts = urlsplit(url).netloc.rpartition("@")[2] or "localhost"
-    pairs = (host.rpartition(":") if ":" in host else (host, "", default_port) for host in hosts.split(","))
-    return [(host, int(port)) for host, _, port in pairs]
+    parts = (urlsplit(f"//{host}") for host in hosts.split(","))
+    return [(part.hostname or "localhost", part.port or default_port) for part in parts]
 
 
 def _single(url: str, host: str, port: int) -> str:
@@ -124,6 +132,7 @@ def _single(url: str, host: str, port: int) -> str:
     parts = urlsplit(url)
     scheme = "rediss" if parts.scheme.startswith("rediss") else "redis"
     login, at, _ = parts.netloc.rpartition("@")
+    host = f"[{host}]" if ":" in host else host
     return urlunsplit((scheme, f"{login}{at}{host}:{port}", "", parts.query, ""))
 
 

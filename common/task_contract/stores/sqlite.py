@@ -80,7 +80,7 @@ def _read(name: str) -> str:
 class SQLiteStore(Store):
     scope = "host"
 
-    def __init__(self, path: str | Path, *, timeout: float = 5.0) -> None:
+    def __init__(self, path: str | Path, *, timeout: float = 2.0) -> None:
         if str(path) in ("", ":memory:"):
             raise ConfigurationError("an SQLite store needs a file that other processes can open; or use memory://")
         self.path, self._timeout = Path(path), timeout

@@ -45,6 +45,11 @@ local function sweep(limit)
     local _, letter = load_letter(id)
     if letter then
       each_facet(letter, 'ZREM', id)
+    else
+      -- Nobody swept for a day, and the body is gone: at least the counts must be right.
+      for _, reason in ipairs(redis.call('SMEMBERS', REASONS)) do
+        redis.call('ZREM', facet_key(REASON, reason), id)
+      end
     end
     redis.call('ZREM', OPEN, id)
     redis.call('ZREM', CLOSED, id)

@@ -53,7 +53,10 @@ while true do
         return { found, last_at, last_id }
       end
       local letter = load_letter(id)
-      if letter and matches(letter) then
+      if not letter and not redis.call('ZSCORE', EXPIRY, id) then
+        redis.call('ZREM', index, id)
+        offset = offset - 1
+      elseif letter and matches(letter) then
         found[#found + 1] = letter_reply(id, letter)
       end
       scanned, last_at, last_id = scanned + 1, ids[i + 1], id
