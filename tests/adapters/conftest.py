@@ -19,6 +19,8 @@ import pytest
 
 T = TypeVar("T")
 ROOT = Path(__file__).parents[2]
+#: Redis gives the messages of a dead worker back after the timeout, when somebody looks: every second here.
+QUICK_REDIS = {"visibility_timeout": 3, "unacked_restore_interval": 1, "unacked_restore_throttle": 1}
 MODULE = "tests.adapters.celery_shop"
 
 
@@ -84,7 +86,6 @@ def broker(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def shop(request: pytest.FixtureRequest, broker: str, namespace: str, redis_url: str, tmp_path: Path) -> Iterator[Shop]:
-    """`@pytest.mark.parametrize("visibility", …)` is not needed: a short visibility timeout suits all tests."""
     on_redis = broker == "redis"
     queue = namespace if on_redis else request.getfixturevalue("queue_name")("shop")
     settings: dict[str, Any] = {
@@ -92,7 +93,7 @@ def shop(request: pytest.FixtureRequest, broker: str, namespace: str, redis_url:
         "redis": redis_url,
         "broker": redis_url if on_redis else request.getfixturevalue("rabbitmq_url"),
         "queue": queue,
-        "transport": {"visibility_timeout": 3, "global_keyprefix": f"{namespace}:"} if on_redis else {},
+        "transport": {**QUICK_REDIS, "global_keyprefix": f"{namespace}:"} if on_redis else {},
         "install": True,
     }
     environment = {**os.environ, "CELERY_SHOP": json.dumps(settings), "PYTHONPATH": str(ROOT)}
