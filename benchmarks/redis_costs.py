@@ -87,6 +87,7 @@ def verbs(store: Store) -> dict[str, Verb]:
         "reserve": lambda: store.reserve(sent.key, ttl=RESERVED, record_key=sent.key, **told),
         "confirm": lambda: store.confirm(sent.key, ttl=WINDOW, record_key=sent.key, **told),
         "release": lambda: store.release(sent.key, token=sent.token),
+        "free": lambda: store.free(sent.key, message_id=sent.work.message_id),
         "claim": claim(done),
         "extend": lambda: store.extend([Beat(holds[done.key], LEASE)]),
         "complete": lambda: store.complete(holds[done.key], keep=RETAIN, result=RESULT),

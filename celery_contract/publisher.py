@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from celery import Celery
 from celery.exceptions import OperationalError
+from celery.signals import task_postrun
 from celery.utils.time import maybe_make_aware
 from kombu.utils import json
 
@@ -40,8 +41,16 @@ def copying(wire: dict[str, Any]) -> Iterator[None]:
 
 
 def completed(key: str | None) -> None:
-    """What is sent from now on continues the work of this key."""
+    """What is sent from now on continues the work of this key, until its task is over."""
     _completed.set(None if key is None else [key, 0])
+
+
+def _is_over(**_: Any) -> None:
+    # What runs here next is other work, not even ours perhaps: it must not get a key derived from this one.
+    completed(None)
+
+
+task_postrun.connect(_is_over, weak=False, dispatch_uid="celery_contract")
 
 
 class Asked(NamedTuple):

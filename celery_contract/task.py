@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache, partial
 from typing import Any, cast
 
 from celery import Task
-from celery.exceptions import Ignore, Reject, Retry
+from celery.exceptions import Ignore, OperationalError, Reject, Retry
 from kombu.utils import json
 
 from celery_contract import publisher
 from celery_contract.attachment import Attachment, Terms, attachment_of, terms_of
-from task_contract.envelope import Envelope, new_envelope
-from task_contract.errors import ContractError, EnvelopeError, StoreUnavailable
+from task_contract import Backoff, Policy
+from task_contract.envelope import Envelope
+from task_contract.errors import ContractError, EnvelopeError, LeaseLost, StoreUnavailable
+from task_contract.peek import message_of
 from task_contract.running import Handled, Message, begin, fail, finish, interrupt, put_aside
 from task_contract.runs import Run, current_run
+from task_contract.sending import Call, envelope_for
 
 log = logging.getLogger(__name__)
 
@@ -87,8 +91,10 @@ def release(task: Any) -> None:
     """Undo `adopt`."""
     original = type(task).__dict__.get("_adopted_from")
     if original is not None:
+        app = task.app
         task.__class__ = original
         task.__trace__ = None
+        original.bind(app)  # it was the mixed class that the app bound
 
 
 def _make_safe(task: Any) -> None:
@@ -125,10 +131,13 @@ def _body(task: Any) -> Callable[..., Any]:
 
 def _execute(task: Any, terms: Terms, body: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     publisher.completed(None)
+    if task.request.is_eager:
+        terms = terms._replace(policy=_without_waiting(terms.policy))
     try:
-        message = _message(task, args, kwargs)
+        message = _message(task, terms, args, kwargs)
     except EnvelopeError as error:
-        put_aside(terms.contract, _message(task, args, kwargs, trusted=False), "invalid", error)
+        with _else_back_to_the_broker():
+            put_aside(terms.contract, _unread_message(task, terms, args, kwargs), "invalid", error)
         raise
     begun = _begin(task, terms, message)
     if begun is None:
@@ -136,6 +145,21 @@ def _execute(task: Any, terms: Terms, body: Callable[..., Any], args: tuple[Any,
     if isinstance(begun, Handled):
         return _answer(task, message, begun)
     return _run(task, terms, body, message, begun)
+
+
+@cache
+def _without_waiting(policy: Policy) -> Policy:
+    """Eager mode repeats at once, so the record must not ask it to wait."""
+    return policy.model_copy(update={"backoff": Backoff(kind="fixed", initial=0, max=0, jitter="none")})
+
+
+@contextmanager
+def _else_back_to_the_broker() -> Iterator[None]:
+    """If store or broker go away in the middle of our own doing, the delivery is not acknowledged."""
+    try:
+        yield
+    except (StoreUnavailable, OperationalError) as error:
+        raise Reject(error, requeue=True) from error
 
 
 def _begin(task: Any, terms: Terms, message: Message) -> Run | Handled | None:
@@ -173,7 +197,8 @@ def _run(task: Any, terms: Terms, body: Callable[..., Any], message: Message, ru
     except BaseException:
         interrupt(contract, message, run)
         raise
-    handled = finish(contract, message, run, result)
+    with _else_back_to_the_broker():
+        handled = finish(contract, message, run, result)
     if handled.verdict.action == "defer":
         return _answer(task, message, handled)
     publisher.completed(message.envelope.idempotency_key)
@@ -181,7 +206,8 @@ def _run(task: Any, terms: Terms, body: Callable[..., Any], message: Message, ru
 
 
 def _failed(task: Any, terms: Terms, message: Message, run: Run, error: Exception) -> Any:
-    handled = fail(terms.contract, message, run, error, final=not terms.steered)
+    with _else_back_to_the_broker():
+        handled = fail(terms.contract, message, run, error, final=not terms.steered)
     return _perform(task, message, run, handled, error)
 
 
@@ -205,7 +231,8 @@ def _answer(task: Any, message: Message, handled: Handled) -> Any:
         if verdict.reason == "already-dead":
             raise Ignore(verdict.because)
         raise ContractError(f"{verdict.reason}: {verdict.because}")
-    _defer(task, message, verdict.delay)
+    with _else_back_to_the_broker():
+        _defer(task, message, verdict.delay)
     raise Ignore(f"deferred: {verdict.reason}")
 
 
@@ -220,9 +247,12 @@ def _wait(terms: Terms, run: Run, retry: Retry) -> None:
     contract = terms.contract
     contract.leases.remove(run)
     delay = float(retry.when) if isinstance(retry.when, (int, float)) else 0.0
-    contract.store.retry(
-        run.hold, delay=delay, keep=contract.settings.message_retention + delay, error=str(retry.exc or "")[:500]
-    )
+    keep = contract.settings.message_retention + delay
+    try:
+        contract.store.retry(run.hold, delay=delay, keep=keep, error=message_of(retry.exc) if retry.exc else "")
+    except (LeaseLost, StoreUnavailable) as error:
+        # The copy is on its way, and finds the record running until its lease ends.
+        log.warning("%r waits for its retry, and the record does not know: %s", run.hold.work.message_id, error)
 
 
 def _defer(task: Any, message: Message, delay: float) -> None:
@@ -250,11 +280,26 @@ def _run_of(task: Any) -> Run | None:
 # --- the message ------------------------------------------------------------------------------------------------------
 
 
-def _message(task: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, trusted: bool = True) -> Message:
+def _message(task: Any, terms: Terms, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Message:
+    wire = (task.request.headers or {}).get(publisher.HEADER)
+    if wire is None:
+        return _unread_message(task, terms, args, kwargs)
+    return _delivery(task, Envelope.from_wire(wire), args, kwargs)
+
+
+def _unread_message(task: Any, terms: Terms, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Message:
+    """A delivery without an envelope (an older producer, eager mode), or with one that cannot be read."""
     request = task.request
-    headers = request.headers or {}
-    wire = headers.get(publisher.HEADER) if trusted else None
-    envelope = _envelope(task, wire)
+    log.debug("%s[%s] came without an envelope", task.name, request.id)
+    nesting = request.replaced_task_nesting
+    key = f"{request.id}.{nesting}" if nesting else request.id
+    declared = terms.policy.key is not None
+    call = Call(task.name, terms.policy, task.run, args, kwargs, idempotency_key=None if declared else key)
+    return _delivery(task, envelope_for(terms.contract, call, request.id), args, kwargs)
+
+
+def _delivery(task: Any, envelope: Envelope, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Message:
+    request = task.request
     delivery = request.delivery_info or {}
     return Message(
         envelope,
@@ -266,15 +311,6 @@ def _message(task: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, truste
         raw=partial(_raw, task, envelope, args, kwargs),
         details={"root_id": request.root_id, "parent_id": request.parent_id, "retries": request.retries},
     )
-
-
-def _envelope(task: Any, wire: Any) -> Envelope:
-    if wire is not None:
-        return Envelope.from_wire(wire)
-    log.debug("%s[%s] came without an envelope: an older producer", task.name, task.request.id)
-    nesting = task.request.replaced_task_nesting
-    key = f"{task.request.id}.{nesting}" if nesting else task.request.id
-    return new_envelope(task.name, idempotency_key=key)
 
 
 def _raw(task: Any, envelope: Envelope, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from task_contract.errors import StoreUnavailable
+from task_contract.errors import ContractError, StoreUnavailable
 from task_contract.policy import Policy
 from task_contract.settings import ttl_findings
 
@@ -40,10 +40,13 @@ def _store(contract: Contract) -> Iterator[Finding]:
             "give a store that all workers reach: redis://…, postgresql://…",
         )
     try:
+        store.ping()
         for severity, what, fix in store.findings():
             yield Finding(severity, what, fix)
     except StoreUnavailable as error:
         yield Finding("error", f"the store does not answer: {error}", "start it, or correct its URL")
+    except ContractError as error:
+        yield Finding("error", f"the store cannot be used: {error}", "see what it says, or give another store")
 
 
 def _lifetimes(contract: Contract) -> Iterator[Finding]:

@@ -56,6 +56,8 @@ class Contract:
         self.breaker = Breaker()
         self.dead_letters = DeadLetters(self)
         self.leases = LeaseKeeper(lambda: self.store, self.lease_lost)
+        #: Owners of claims that the store did not answer, by record and message.
+        self.unanswered: dict[tuple[str, str], str] = {}
         #: How a replayed message gets back to its queue; the adapters set it.
         self.publisher: Publisher | None = None
         #: Where to look for a store when none is given; the adapters know the app's own Redis.
@@ -86,7 +88,7 @@ class Contract:
         return envelope.context(correlation_id, causation_id)
 
     def handle(
-        self, message: Message, fn: Callable[..., Any], policy: Policy | None = None, *, patience: float = 0.0
+        self, message: Message, fn: Callable[..., Any], policy: Policy | None = None, *, patience: float | None = None
     ) -> Handled:
         """Run a function for a delivery of any push source; the verdict says what to tell the source (D13)."""
         return handle(self, message, fn, policy or self.default or Policy(), patience=patience)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import hashlib
+import json
 import os
 import secrets
 import socket
@@ -18,7 +19,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from task_contract.errors import ContractError
-from task_contract.peek import message_of, name_of
+from task_contract.peek import message_of, name_of, peek
 from task_contract.stores.base import DeadLetter, Filter, LetterStats, Page
 
 if TYPE_CHECKING:
@@ -39,13 +40,14 @@ def compose(
     because: str = "",
     attempts: int = 0,
     crashes: int = 0,
+    letter_id: str = "",
 ) -> DeadLetter:
     """The dead letter for a message, with everything known of its failure (E3)."""
     envelope = message.envelope
     return DeadLetter(
-        id=new_letter_id(),
+        id=letter_id or new_letter_id(),
         reason=reason,
-        message=message.body(),
+        message=_body(message),
         message_type=envelope.message_type,
         key=envelope.idempotency_key,
         message_id=message.message_id,
@@ -54,7 +56,7 @@ def compose(
         subject=envelope.subject or "",
         queue=message.queue,
         error_type=name_of(type(error)) if error else "",
-        error=(message_of(error) if error else because)[:MAX_ERROR],
+        error=message_of(error, MAX_ERROR) if error else because[:MAX_ERROR],
         traceback=_traceback(error),
         attempts=attempts,
         crashes=crashes,
@@ -65,6 +67,20 @@ def compose(
         enqueued_at=envelope.created_at.isoformat(),
         details={"because": because, "python": sys.version.split()[0], **message.details},
     )
+
+
+def _body(message: Message) -> bytes:
+    """Nothing about a message may keep it from being buried."""
+    try:
+        return message.body()
+    except Exception as error:  # noqa: BLE001  (a hostile argument's repr, a depth, a key that JSON has not)
+        told = f"the message could not be written down: {name_of(type(error))}: {message_of(error)}"
+        return json.dumps({"id": message.message_id, "unreadable": told}).encode()
+
+
+def letter_id_of(message_id: str, reason: str) -> str:
+    """The id of a letter without a record: the same at each delivery of the message, so that there is one letter."""
+    return hashlib.sha256(f"{reason}|{message_id}".encode("utf-8", "surrogatepass")).hexdigest()[:24]
 
 
 def new_letter_id() -> str:
@@ -84,14 +100,21 @@ def _host() -> str:
 def _traceback(error: BaseException | None) -> str:
     if error is None:
         return ""
-    lines = traceback.format_exception(type(error), error, error.__traceback__, limit=-100)
-    text = "".join(lines)
+    try:
+        text = "".join(traceback.format_exception(type(error), error, _trace(error), limit=-100))
+    except Exception:  # noqa: BLE001  (an exception that bites when it is looked at)
+        text = "".join(traceback.format_tb(_trace(error), limit=-100)) + name_of(type(error))
     return text if len(text) <= MAX_TRACEBACK else f"{text[: MAX_TRACEBACK // 2]}\n…\n{text[-MAX_TRACEBACK // 2 :]}"
+
+
+def _trace(error: BaseException) -> TracebackType | None:
+    found = peek(error, "__traceback__")
+    return found if isinstance(found, TracebackType) else None
 
 
 def fingerprint(error: BaseException | None, message_type: str, reason: str) -> str:
     """One for each kind of failure: type, innermost frame of the user's own code, message type. No line numbers."""
-    what = f"{name_of(type(error))}@{_innermost(error.__traceback__)}" if error else reason
+    what = f"{name_of(type(error))}@{_innermost(_trace(error))}" if error else reason
     return hashlib.sha256(f"{what}|{message_type}".encode("utf-8", "replace")).hexdigest()[:12]
 
 

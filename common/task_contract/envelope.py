@@ -15,6 +15,7 @@ from uuid import uuid4
 from pydantic import AfterValidator, AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from task_contract.errors import ConfigurationError, ContractError, EnvelopeError, SchemaTooNew
+from task_contract.peek import message_of
 
 WIRE_VERSION = 1
 """The version of the wire form itself; `schema_version` is the version of one message type's payload."""
@@ -284,7 +285,7 @@ class Upgrades:
                 field="schema_version",
             )
         steps = [self._step(envelope.message_type, version) for version in range(envelope.schema_version, to_version)]
-        payload = copy.deepcopy(payload)  # the original is what a dead letter has to show
+        payload = _copied(payload)  # the original is what a dead letter has to show
         for version, step in enumerate(steps, envelope.schema_version):
             payload = _lifted(step, payload, envelope.message_type, version)
         return _at_version(envelope, payload, to_version), payload
@@ -300,6 +301,14 @@ class Upgrades:
         return step
 
 
+def _copied(payload: Payload) -> Payload:
+    try:
+        return copy.deepcopy(payload)
+    except Exception as error:  # too deep, or an object that cannot be copied
+        reason = f"the payload cannot be upgraded: {type(error).__name__} while copying it"
+        raise EnvelopeError(reason, field="schema_version") from error
+
+
 def _home(step: Upgrade) -> str:
     return f"{getattr(step, '__module__', '?')}.{getattr(step, '__qualname__', type(step).__qualname__)}"
 
@@ -309,7 +318,7 @@ def _lifted(step: Upgrade, payload: Payload, message_type: str, version: int) ->
     try:
         lifted = step(payload)
     except Exception as error:
-        reason = f"{what} failed with {type(error).__name__}: {error}; fix it, then replay"
+        reason = f"{what} failed with {type(error).__name__}: {message_of(error)}; fix it, then replay"
         raise EnvelopeError(reason, field="schema_version") from error
     if not isinstance(lifted, dict):
         raise EnvelopeError(f"{what} returned {shown(lifted)}; return the payload, a dict", field="schema_version")

@@ -20,6 +20,7 @@ EventName = Literal[
     "deferred",
     "interrupted",
     "dead",
+    "stale",
     "lease_lost",
 ]
 

@@ -18,6 +18,7 @@ log = logging.getLogger(__name__)
 BEATS_PER_LEASE = 3
 #: How often the process tidies the store, while it has work.
 TIDY_EVERY = 60.0
+TIDY_BATCH = 1000
 #: The thread ends after so long without work.
 IDLE_FOR = 30.0
 
@@ -39,15 +40,17 @@ class LeaseKeeper:
         self._next_tidying = time.monotonic() + TIDY_EVERY
 
     def add(self, run: Run) -> None:
+        """Keep this lease from now on. Raises if the thread that would keep it cannot be started."""
         with self._changed:
+            if self._thread is None or not self._thread.is_alive():
+                thread = threading.Thread(target=self._loop, name="task-contract-leases", daemon=True)
+                thread.start()
+                self._thread = thread
             self._runs.add(run)
             due = time.monotonic() + run.policy.lease / BEATS_PER_LEASE
             if due < self._next_beat:
                 self._next_beat = due
                 self._changed.notify()
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._loop, name="task-contract-leases", daemon=True)
-                self._thread.start()
 
     def remove(self, run: Run) -> None:
         with self._changed:
@@ -60,8 +63,7 @@ class LeaseKeeper:
 
     def _loop(self) -> None:
         while self._await_beat():
-            self.beat()
-            self._tidy()
+            self._beat_and_tidy()
 
     def _await_beat(self) -> bool:
         """False once there was nothing to keep for a while: the thread ends, and the next run starts another."""
@@ -72,6 +74,13 @@ class LeaseKeeper:
                     self._thread = None
                     return False
         return True
+
+    def _beat_and_tidy(self) -> None:
+        try:
+            self.beat()
+            self._tidy()
+        except BaseException:  # whatever a listener threw, the other leases must be kept
+            log.exception("a beat failed; going on")
 
     def beat(self) -> None:
         """Renew all leases now."""
@@ -90,13 +99,20 @@ class LeaseKeeper:
             log.warning("%d leases could not be renewed, trying again at the next beat: %s", len(runs), error)
             return
         except Exception:
-            log.exception("leases could not be renewed, trying again at the next beat")
+            log.exception("%d leases could not be renewed together", len(runs))
+            self._extend_each(runs)
             return
         for run, answer in zip(runs, answers, strict=True):
             if answer == "lost":
                 self._give_up(run)
             elif answer == "held":
                 run.renewed(since)
+
+    def _extend_each(self, runs: list[Run]) -> None:
+        """One by one: what spoils the beat of one run must not end the leases of its neighbours."""
+        if len(runs) > 1:
+            for run in runs:
+                self._extend([run])
 
     def _give_up(self, run: Run) -> None:
         with self._changed:
@@ -112,6 +128,11 @@ class LeaseKeeper:
             return
         self._next_tidying = time.monotonic() + TIDY_EVERY
         try:
-            self._store().expire()
+            self._tidy_up()
         except Exception:
             log.exception("the store could not be tidied")
+
+    def _tidy_up(self) -> None:
+        """Batch after batch while there is more, but not for so long that a beat is missed."""
+        while self._store().expire(TIDY_BATCH) == TIDY_BATCH and time.monotonic() < self._next_beat:
+            pass

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     Seconds = float | int | timedelta
     Errors = type[BaseException] | tuple[type[BaseException], ...] | list[type[BaseException]]
 
+#: The largest number that every store can count to.
+MOST = 2**31 - 1
+
 _MESSAGE_TYPE = re.compile(r"[^\s\x00-\x1f\x7f-\x9f]{1,200}")
 
 
@@ -46,9 +49,10 @@ class Checked(BaseModel):
         if isinstance(obj, cls):
             return obj
         if not isinstance(obj, Mapping) or not all(isinstance(name, str) for name in obj):
-            raise ConfigurationError(
-                f"{cls.__name__}: expected a {cls.__name__} or a dict of its fields, got {repr(obj)[:80]}"
-            )
+            # A field that is kept out of the repr may be in this one.
+            secret = not all(field.repr for field in cls.model_fields.values())
+            shown = f"a value of type {type(obj).__name__}" if secret else repr(obj)[:80]
+            raise ConfigurationError(f"{cls.__name__}: expected a {cls.__name__} or a dict of its fields, got {shown}")
         return cls(**obj)
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:  # noqa: ARG002 (pydantic's signature)
@@ -180,8 +184,8 @@ class Policy(Checked):
     retain: Annotated[Duration, between(0.001, 366 * DAY)] = DAY
     # A heartbeat renews the lease however long the work takes, so a long one only delays the take-over.
     lease: Annotated[Duration, between(1, HOUR)] = 30.0
-    attempts: int = Field(default=5, ge=1)
-    crashes: int = Field(default=3, ge=1)
+    attempts: int = Field(default=5, ge=1, le=MOST)
+    crashes: int = Field(default=3, ge=1, le=MOST)
     backoff: Annotated[Backoff, BeforeValidator(_backoff)] = Backoff()
     retry_on: Annotated[tuple[type[BaseException], ...], PlainValidator(_error_types)] = ()
     dead_on: Annotated[tuple[type[BaseException], ...], PlainValidator(_error_types)] = ()

@@ -6,8 +6,10 @@ calls the function itself use the three steps, `begin`, `finish` and `fail`.
 
 from __future__ import annotations
 
+import inspect
 import json
 import logging
+import os
 import random
 import secrets
 import time
@@ -18,9 +20,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from task_contract import dead_letters, retry
 from task_contract.envelope import Envelope
 from task_contract.errors import (
+    ConfigurationError,
     EnvelopeError,
-    KeyDerivationError,
     LeaseLost,
+    NonRetryableError,
     PayloadMismatch,
     SchemaTooNew,
     StoreUnavailable,
@@ -37,6 +40,8 @@ if TYPE_CHECKING:
     from task_contract.policy import Policy
 
 log = logging.getLogger(__name__)
+#: How many claims without an answer a process remembers.
+UNANSWERED_KEPT = 1000
 T = TypeVar("T")
 
 
@@ -54,6 +59,8 @@ class Message:
     raw: bytes | Callable[[], bytes] = b""
     content_type: str = "application/json"
     details: Mapping[str, Any] = field(default_factory=dict)
+    #: Whether the payload was lifted from an older schema version on its way here.
+    upgraded: bool = False
 
     def body(self) -> bytes:
         if self.raw:
@@ -74,17 +81,19 @@ class Handled(NamedTuple):
 
 
 def handle(
-    contract: Contract, message: Message, fn: Callable[..., T], policy: Policy, *, patience: float = 0.0
+    contract: Contract, message: Message, fn: Callable[..., T], policy: Policy, *, patience: float | None = None
 ) -> Handled:
     """Run `fn` for this delivery, if it is to run. Raises `StoreUnavailable` when the store is away for `patience`
-    seconds: then leave the message with the broker.
+    seconds (by default the length of a lease): then leave the message with the broker.
     """
+    if inspect.iscoroutinefunction(fn) or inspect.isgeneratorfunction(fn):
+        raise ConfigurationError(f"{fn} would only be created, not run: hand over a function that runs it to its end")
     begun = begin(contract, message, fn, policy, patience=patience)
     if isinstance(begun, Handled):
         return begun
     try:
         with begun.active():
-            result = fn(*begun.args, **begun.kwargs)
+            result = _returned(fn(*begun.args, **begun.kwargs))
     except Exception as error:  # noqa: BLE001  (whatever a task raises is classified)
         return fail(contract, message, begun, error)
     except BaseException:
@@ -94,7 +103,7 @@ def handle(
 
 
 def begin(
-    contract: Contract, message: Message, fn: Callable[..., Any], policy: Policy, *, patience: float = 0.0
+    contract: Contract, message: Message, fn: Callable[..., Any], policy: Policy, *, patience: float | None = None
 ) -> Run | Handled:
     """Claim the work: a run to go on with, or what to do with the delivery instead."""
     try:
@@ -102,16 +111,17 @@ def begin(
     except EnvelopeError as error:
         reason = "schema-too-new" if isinstance(error, SchemaTooNew) else "invalid"
         return put_aside(contract, message, reason, error)
-    run = _prepare(message, fn, policy)
-    since = time.monotonic()
-    claim = _insist(lambda: _claim(contract, run), patience)
-    hold = run.hold._replace(fence=claim.fence, attempt=claim.attempt)
-    run.hold, run.crashes = hold, claim.crashes
+    run = _prepare(contract, message, fn, policy)
+    claim = _claim(contract, run, policy.lease if patience is None else patience)
     if claim.outcome != "won":
         return _turned_away(contract, message, run, claim)
-    run.renewed(since)
-    contract.leases.add(run)
-    _emit(contract, "started", message, run)
+    try:
+        contract.leases.add(run)
+        _emit(contract, "started", message, run)
+    except BaseException:
+        # A shutdown or a time limit may arrive at any line: a claim that nobody works on must not be kept alive.
+        interrupt(contract, message, run)
+        raise
     return run
 
 
@@ -126,7 +136,7 @@ def finish(contract: Contract, message: Message, run: Run, result: Any) -> Handl
             run.policy.lease,
         )
     except LeaseLost as error:
-        return _too_late(contract, message, run, error, result)
+        return _too_late(contract, message, run, error)
     _emit(contract, "completed", message, run, outcome="acked")
     return Handled(retry.done(), result, has_result=True, ran=True)
 
@@ -151,6 +161,8 @@ def fail(contract: Contract, message: Message, run: Run, error: Exception, *, fi
 
 def interrupt(contract: Contract, message: Message, run: Run) -> None:
     """The process is being stopped in the middle: give the attempt back."""
+    if run.pid != os.getpid():
+        return  # a child that the task forked: its parent goes on with the work
     contract.leases.remove(run)
     settings = contract.settings
     try:
@@ -161,8 +173,8 @@ def interrupt(contract: Contract, message: Message, run: Run) -> None:
             ending="interrupted",
             interruptions=settings.max_interruptions,
         )
-    except (LeaseLost, StoreUnavailable) as error:
-        log.warning("%s was interrupted and could not say so: %s", message.message_id, error)
+    except Exception as error:  # noqa: BLE001  (the interruption itself must get through)
+        log.warning("%r was interrupted and could not say so: %s", message.message_id, error)
     _emit(contract, "interrupted", message, run)
 
 
@@ -175,15 +187,18 @@ def _upgraded(contract: Contract, message: Message, policy: Policy) -> Message:
     payload: dict[str, Any] = {"args": list(message.args), "kwargs": dict(message.kwargs)}
     envelope, payload = contract.upgrades.upgrade(message.envelope, payload, policy.schema_version)
     try:
-        return replace(message, envelope=envelope, args=tuple(payload["args"]), kwargs=dict(payload["kwargs"]))
+        args, kwargs = tuple(payload["args"]), dict(payload["kwargs"])
     except (KeyError, TypeError, ValueError) as error:
         reason = f'an upgrade of {envelope.message_type!r} must return {{"args": […], "kwargs": {{…}}}}'
         raise EnvelopeError(reason, field="schema_version") from error
+    return replace(message, envelope=envelope, args=args, kwargs=kwargs, upgraded=True)
 
 
-def _prepare(message: Message, fn: Callable[..., Any], policy: Policy) -> Run:
+def _prepare(contract: Contract, message: Message, fn: Callable[..., Any], policy: Policy) -> Run:
     envelope = message.envelope
-    checked = "" if policy.on_mismatch == "reuse" else payload_hash(fn, message.args, message.kwargs)
+    # What was upgraded is not what was sent, so it cannot be compared with it.
+    compared = policy.on_mismatch == "raise" and not message.upgraded
+    checked = payload_hash(fn, message.args, message.kwargs) if compared else ""
     work = Work(
         message.message_id,
         envelope.message_type,
@@ -196,7 +211,8 @@ def _prepare(message: Message, fn: Callable[..., Any], policy: Policy) -> Run:
     )
     slot = envelope.message_type if policy.max_concurrency else ""
     key = store_key(envelope.message_type, envelope.idempotency_key)
-    hold = Hold(key, secrets.token_urlsafe(12), 0, 0, work, slot)
+    owner = contract.unanswered.get((key, message.message_id)) or secrets.token_urlsafe(12)
+    hold = Hold(key, owner, 0, 0, work, slot)
     return Run(
         hold, envelope, policy, tuple(message.args), dict(message.kwargs), _reservation(message, fn, policy, key)
     )
@@ -208,12 +224,29 @@ def _reservation(message: Message, fn: Callable[..., Any], policy: Policy, run_k
         return run_key
     try:
         return store_key(message.envelope.message_type, derive(policy.dedup_key, fn, message.args, message.kwargs))
-    except KeyDerivationError:  # another version of the task sent it; its reservation ends by itself
+    except Exception:  # noqa: BLE001  (another version of the task sent it; its reservation ends by itself)
         return ""
 
 
-def _claim(contract: Contract, run: Run) -> Claim:
+def _claim(contract: Contract, run: Run, patience: float) -> Claim:
+    """Ask for the work. A claim without an answer may have been won: its owner is remembered for the next delivery."""
+    owners, delivery = contract.unanswered, (run.hold.key, run.hold.work.message_id)
+    try:
+        claim = _insist(lambda: _claim_once(contract, run), patience)
+    except StoreUnavailable:
+        owners[delivery] = run.hold.owner
+        while len(owners) > UNANSWERED_KEPT:
+            owners.pop(next(iter(owners)), None)
+        raise
+    owners.pop(delivery, None)
+    run.hold = run.hold._replace(fence=claim.fence, attempt=claim.attempt)
+    run.crashes = claim.crashes
+    return claim
+
+
+def _claim_once(contract: Contract, run: Run) -> Claim:
     policy, settings, hold = run.policy, contract.settings, run.hold
+    run.renewed(time.monotonic())
     limits = Limits(
         policy.attempts, policy.crashes, settings.max_interruptions, True, hold.slot, policy.max_concurrency or 0
     )
@@ -227,6 +260,7 @@ def _turned_away(contract: Contract, message: Message, run: Run, claim: Claim) -
         return _repeated(contract, message, run, claim)
     if claim.outcome == "dead":
         verdict = Verdict("dead", reason="already-dead", because="a copy of work that is dead under this message id")
+        _emit(contract, "stale", message, run, verdict, outcome="acked")
         return Handled(verdict)
     if claim.outcome == "mismatch":
         text = f"the key {message.envelope.idempotency_key} is known with other arguments (message {claim.message_id})"
@@ -238,7 +272,17 @@ def _turned_away(contract: Contract, message: Message, run: Run, claim: Claim) -
     return Handled(verdict)
 
 
+def _free(contract: Contract, message: Message, reservation: str) -> None:
+    """The message ends here without ending the work of a record: its enqueue may be repeated."""
+    try:
+        contract.store.free(reservation, message_id=message.message_id)
+    except StoreUnavailable as error:
+        log.warning("the reservation of %r stays until it ends by itself: %s", message.message_id, error)
+
+
 def _repeated(contract: Contract, message: Message, run: Run, claim: Claim) -> Handled:
+    if run.policy.dedup_until == "done":
+        _free(contract, message, run.reservation)
     _emit(contract, "repeated", message, run, outcome="acked")
     result = json.loads(claim.result) if claim.has_result else None
     return Handled(retry.done(), result, has_result=claim.has_result)
@@ -256,8 +300,10 @@ def _exhausted(contract: Contract, message: Message, run: Run, claim: Claim) -> 
 
 def put_aside(contract: Contract, message: Message, reason: str, error: Exception) -> Handled:
     """A dead letter for a message that has no record, or no right to the one under its key."""
-    letter = dead_letters.compose(message, reason, error, because=str(error))
+    letter_id = dead_letters.letter_id_of(message.message_id, reason)
+    letter = dead_letters.compose(message, reason, error, because=str(error), letter_id=letter_id)
     contract.store.put_letter(letter, keep=contract.settings.dlq_retention)
+    _free(contract, message, store_key(message.envelope.message_type, message.envelope.idempotency_key))
     verdict = Verdict("dead", reason=reason, because=str(error), error_type=letter.error_type, error=letter.error)
     _emit_dead(contract, message, verdict, letter, attempt=0)
     return Handled(verdict, letter_id=letter.id)
@@ -286,23 +332,41 @@ def _bury(contract: Contract, message: Message, run: Run, verdict: Verdict, erro
     return Handled(verdict, ran=error is not None, letter_id=letter_id)
 
 
-def _too_late(contract: Contract, message: Message, run: Run, lost: LeaseLost, result: Any = None) -> Handled:
+def _too_late(contract: Contract, message: Message, run: Run, lost: LeaseLost) -> Handled:
     """Another worker has the record. The delivery may be dropped only if the work is done."""
     if not run.lost:
         run.lost = True
         contract.lease_lost(run)
     if lost.state == "done":
-        return Handled(retry.done(), result, has_result=result is not None, ran=True)
+        return _first_result(contract, run)
     verdict = retry.defer(run.policy.lease, "lease-lost", str(lost))
     _emit(contract, "deferred", message, run, verdict, outcome="retried")
     return Handled(verdict, ran=True)
+
+
+def _first_result(contract: Contract, run: Run) -> Handled:
+    """What the work resulted in, from whoever was first."""
+    record = contract.store.get(run.hold.key)
+    if record is None or not record.has_result:
+        return Handled(retry.done(), ran=True)
+    return Handled(retry.done(), json.loads(record.result), has_result=True, ran=True)
+
+
+def _returned(result: T) -> T:
+    """A coroutine or a generator is work that has not been done."""
+    if inspect.isawaitable(result) or inspect.isgenerator(result):
+        close = getattr(result, "close", None)
+        if close is not None:
+            close()
+        raise NonRetryableError(f"the task returned {type(result).__name__}, which nobody runs: return a value")
+    return result
 
 
 def encode_result(result: Any, limit: int) -> bytes | None:
     """The result as JSON; None if it is too large or cannot be said in JSON, which never fails the task."""
     try:
         encoded = json.dumps(result, separators=(",", ":"), allow_nan=False).encode()
-    except (TypeError, ValueError, RecursionError):
+    except Exception:  # noqa: BLE001  (the effect has happened: nothing about its result may make it happen again)
         return None
     return encoded if len(encoded) <= limit else None
 

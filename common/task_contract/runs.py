@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -36,6 +37,8 @@ class Run:
     started: float = field(default_factory=time.monotonic)
     #: Whether another worker has taken over: what is still done here may be done twice.
     lost: bool = False
+    #: The process that claimed: a child that the task forks must not speak for it.
+    pid: int = field(default_factory=os.getpid)
     _held_since: float = field(default_factory=time.monotonic)
     _progress: int = -1
     _note: str = ""
@@ -58,7 +61,7 @@ class Run:
 
     def progress(self, percent: float, note: str = "") -> None:
         """Say how far the work is, 0 to 100; it travels with the next heartbeat."""
-        self._progress, self._note = round(min(100.0, max(0.0, percent))), note[:500]
+        self._progress, self._note = round(min(100.0, max(0.0, percent))), str(note)[:500]
         self.heartbeat()
 
     def heartbeat(self) -> None:

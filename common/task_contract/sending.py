@@ -70,6 +70,7 @@ class Prepared(NamedTuple):
     record_key: str = ""
     payload_hash: str = ""
     window: float = 0.0
+    until_done: bool = False
 
 
 def prepare(contract: Contract, call: Call) -> Prepared:
@@ -78,11 +79,12 @@ def prepare(contract: Contract, call: Call) -> Prepared:
     Raises for a delay or a size beyond the bounds, a key that cannot be derived, a payload that does not belong to
     its key, and, if the policy asks for it, for a duplicate.
     """
-    envelope = _envelope(contract, call)
+    message_id = call.message_id or new_id()
+    envelope = envelope_for(contract, call, message_id)
     if call.bounded:
         _check_delay(contract, call)
         _check_size(contract, call, envelope)
-    prepared = Prepared(envelope, call.message_id or new_id(), window=_window(call))
+    prepared = Prepared(envelope, message_id, window=_window(call))
     return _reserve(contract, call, prepared) if prepared.window else prepared
 
 
@@ -98,7 +100,9 @@ def confirm(contract: Contract, prepared: Prepared) -> None:
                 ttl=prepared.window,
                 payload_hash=prepared.payload_hash,
                 record_key=prepared.record_key,
+                until_done=prepared.until_done,
             ),
+            fallback="open",
         )
     contract.emit(_event("enqueued", contract, prepared))
 
@@ -106,7 +110,7 @@ def confirm(contract: Contract, prepared: Prepared) -> None:
 def release(contract: Contract, prepared: Prepared) -> None:
     """Nothing was sent, for certain: the next enqueue need not wait. After an ambiguous failure do not call it."""
     if prepared.token:
-        _tolerantly(contract, lambda: contract.store.release(prepared.place, token=prepared.token))
+        _tolerantly(contract, lambda: contract.store.release(prepared.place, token=prepared.token), fallback="open")
 
 
 def _window(call: Call) -> float:
@@ -115,7 +119,7 @@ def _window(call: Call) -> float:
     # A key that comes with the call declares one as much as a policy does.
     declared = call.idempotency_key is not None and policy.dedup_window is None
     window = HOUR if declared else policy.window
-    return window + call.delay if window else 0.0
+    return window + max(0.0, call.delay) if window else 0.0
 
 
 def _check_delay(contract: Contract, call: Call) -> None:
@@ -142,11 +146,15 @@ def _measure(call: Call, envelope: Envelope) -> int:
     return len(json.dumps(wire, default=str).encode())
 
 
-def _envelope(contract: Contract, call: Call) -> Envelope:
+def envelope_for(contract: Contract, call: Call, message_id: str) -> Envelope:
+    """The envelope of a call: its key and subject by the policy, correlation and causation from where it is made."""
     policy = call.policy
     key = None if call.idempotency_key is None else keys.explicit(call.idempotency_key)
     if key is None and policy.key is not None:
         key = keys.derive(policy.key, _function(call), call.args, call.kwargs)
+    if key is None and policy.dedup_key is not None:
+        # Whoever takes this enqueue over must arrive at the same key.
+        key = message_id
     subject = call.subject
     if subject is None and policy.subject is not None:
         subject = keys.derive(policy.subject, _function(call), call.args, call.kwargs)
@@ -183,6 +191,7 @@ def _reserve(contract: Contract, call: Call, prepared: Prepared) -> Prepared:
         place=place,
         record_key=record_key,
         payload_hash=keys.payload_hash(call.fn, call.args, call.kwargs) if compared else "",
+        until_done=policy.dedup_until == "done",
     )
     answer = _tolerantly(contract, lambda: _ask(contract, prepared))
     if answer is None:
@@ -224,7 +233,7 @@ def _answered(contract: Contract, call: Call, prepared: Prepared, answer: Reserv
             'make the key tell them apart, or set on_mismatch="reuse" if they are the same work'
         )
     if answer.outcome == "won":
-        return prepared._replace(message_id=answer.message_id)
+        return prepared if answer.message_id == prepared.message_id else _taken_over(call, prepared, answer.message_id)
     contract.emit(_event("deduplicated", contract, prepared._replace(message_id=answer.message_id)))
     if call.policy.on_duplicate == "raise":
         raise AlreadyEnqueued(
@@ -235,15 +244,24 @@ def _answered(contract: Contract, call: Call, prepared: Prepared, answer: Reserv
     return prepared._replace(message_id=answer.message_id, duplicate=answer, token="")
 
 
-def _tolerantly(contract: Contract, verb: Callable[[], Any]) -> Any:
+def _taken_over(call: Call, prepared: Prepared, message_id: str) -> Prepared:
+    """Another producer's message, which it may have sent: under its id, and so under the key that was minted for it."""
+    prepared = prepared._replace(message_id=message_id)
+    if call.idempotency_key is not None or call.policy.key is not None:
+        return prepared
+    envelope = prepared.envelope.model_copy(update={"idempotency_key": message_id})
+    return prepared._replace(envelope=envelope, record_key=keys.store_key(envelope.message_type, message_id))
+
+
+def _tolerantly(contract: Contract, verb: Callable[[], Any], fallback: str = "") -> Any:
     """Ask the store, behind the breaker. None if it is away and the contract is open; raises if it is closed."""
-    breaker = contract.breaker
+    breaker, fallback = contract.breaker, fallback or contract.settings.fallback
     try:
         breaker.check()
         answer = verb()
     except StoreUnavailable as error:
         breaker.failed()
-        if contract.settings.fallback == "closed":
+        if fallback == "closed":
             raise
         log.warning("the store is away, enqueueing without deduplication: %s", error)
         return None

@@ -13,7 +13,7 @@ from typing_extensions import Self
 
 from task_contract.durations import DAY, HOUR, Duration, between, human, parse
 from task_contract.errors import ConfigurationError
-from task_contract.policy import Checked, Policy
+from task_contract.policy import MOST, Checked, Policy
 
 PREFIX = "TASK_CONTRACT_"
 # The test harness names its servers with these; they are nobody's misspelt setting.
@@ -30,12 +30,13 @@ class Settings(Checked):
     fallback: Literal["open", "closed"] = "open"
     message_retention: Annotated[Duration, between(DAY, 14 * DAY)] = 7 * DAY
     dlq_retention: Annotated[Duration, between(DAY, 14 * DAY)] = 14 * DAY
-    max_delay: Annotated[Duration, between(0, 14 * DAY)] = 12 * HOUR
+    # Not 0: it would cut every Retry-After down to a hot loop.
+    max_delay: Annotated[Duration, between(1, 14 * DAY)] = 12 * HOUR
     max_message_bytes: int = Field(default=128 * 1024, ge=1024)
     max_result_bytes: int = Field(default=64 * 1024, ge=0)
     reservation_ttl: Annotated[Duration, between(5, 300)] = 30.0
     store_timeout: Annotated[Duration, between(0.05, 30)] = 1.0
-    max_interruptions: int = Field(default=20, ge=1)
+    max_interruptions: int = Field(default=20, ge=1, le=MOST)
     strict: bool = False
     adjust_settings: bool = True
 

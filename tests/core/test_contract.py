@@ -12,8 +12,9 @@ import pytest
 import task_contract
 from task_contract import Contract, DeadLetter, Policy, errors, open_store
 from task_contract.contract import default_path
-from task_contract.errors import ConfigurationError, ContractError
+from task_contract.errors import ConfigurationError, ContractError, StoreUnavailable
 from task_contract.events import Event, write_log
+from task_contract.stores import sqlite_url
 from task_contract.stores.memory import MemoryStore
 from task_contract.stores.sqlite import SQLiteStore
 
@@ -62,6 +63,96 @@ def test_a_store_that_cannot_be_says_what_can(url: Any, text: str) -> None:
     with pytest.raises(ConfigurationError, match=text) as caught:
         open_store(url)
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis+sentinel://:s3cret@host:26379",
+        "redis//:s3cret@host/0",
+        "s3cret",
+        "s3cret:x@host",
+        "mysql://u:s3cret@host",
+        "redis://:s3cret#x@host/0",
+        "redis://u:s3cret/x@host:6379/0",
+        "redis://u:12/s3cret@host:6379/0",
+        "redis://u:x?s3cret@host:6379/0",
+        "redis://:x@[s3cret/0",
+        "redis://:x@host?s3cret=1",
+        "redis://:s3cret@host?ssl_ca_certs=x",
+        "redis://:s3cret@a,:s3cret@b",
+        "redis+cluster://:s3cret@host:a/0",
+        "redis+sentinel://:s3cret/x@host/mymaster",
+        "postgresql://u:s3cr%et@host/db",
+        "postgresql://u:p@s3cret@host/db",
+        "postgresql://u:p/s3cret@host/db",
+        "postgresql://u:p#s3cret@host/db",
+        "postgresql://u:p@host/db?s3cret",
+        "sqlite://u:s3cret@host/x",
+        "sqlite:s3cret",
+    ],
+)
+def test_no_part_of_a_url_is_told(url: str) -> None:  # C3: any part of it may be the password
+    with pytest.raises(ConfigurationError) as caught:
+        open_store(url)
+    assert "s3cr" not in str(caught.value)
+    # Nor in what a log would print above it.
+    assert caught.value.__cause__ is None
+    assert caught.value.__context__ is None or caught.value.__suppress_context__
+
+
+@pytest.mark.parametrize("url", ["sqlite:x.db", "sqlite:/x.db", "sqlite://x.db", "sqlite://", "sqlite:///", "sqlite:"])
+def test_a_file_is_named_in_one_of_two_forms(url: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"sqlite:///relative\.db or sqlite:////absolute/path\.db"):
+        open_store(url)
+
+
+@pytest.mark.parametrize(
+    "url", ["sqlite:///a?b.db", "sqlite:///a#b.db", "sqlite:///a%00b.db", "sqlite:///x.db?mode=ro"]
+)
+def test_what_a_path_cannot_have_in_a_url_is_refused(url: str) -> None:
+    with pytest.raises(ConfigurationError, match="%3F"):
+        open_store(url)
+
+
+@pytest.mark.parametrize(
+    ("url", "path"),
+    [
+        ("sqlite:///x.db", "x.db"),
+        ("sqlite:///a/x.db", "a/x.db"),
+        ("sqlite:////a/x.db", "/a/x.db"),
+        ("sqlite:////a%20b/%3F%23%25.db", "/a b/?#%.db"),
+        ("sqlite:////a b/ü.db", "/a b/ü.db"),
+    ],
+)
+def test_a_file_is_where_its_url_says(url: str, path: str) -> None:
+    store = open_store(url)
+    assert isinstance(store, SQLiteStore)
+    assert str(store.path) == path
+
+
+@pytest.mark.parametrize("path", ["/state#1/50%25off/a?b.db", "rel/a b.db", "/caf\udce9.db", "/ü&=+.db"], ids=ascii)
+def test_any_path_has_a_url(path: str) -> None:
+    store = open_store(sqlite_url(path))
+    assert isinstance(store, SQLiteStore)
+    assert str(store.path) == path
+
+
+def test_check_finds_a_store_that_is_not_there() -> None:  # A18: whatever its findings say
+    class Away(MemoryStore):
+        scope = "fleet"
+
+        def ping(self) -> None:
+            raise StoreUnavailable("the store did not answer ping: connection refused")
+
+    [finding] = Contract(Away()).check()
+    assert (finding.severity, "connection refused" in finding.what) == ("error", True)
+
+
+def test_a_page_has_room_for_a_letter() -> None:  # E4
+    for limit in (0, -1):
+        with pytest.raises(ValueError, match="limit"):
+            Contract("memory://").dead_letters.page(limit=limit)
 
 
 def test_the_public_names_are_all_there() -> None:  # DESIGN 2

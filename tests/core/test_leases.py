@@ -170,3 +170,81 @@ def test_what_has_expired_is_removed_by_the_way(
     message, run = start(contract, 1)
     assert tidied.wait(30)
     finish(contract, message, run, None)
+
+
+# --- what a reviewer broke -------------------------------------------------------------------------------------------
+
+
+def test_a_thread_that_cannot_start_fails_the_run_and_not_the_process(
+    contract: Contract, store: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:  # C4
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="new thread"):
+            start(contract, 1)
+    assert contract.leases._runs == set()
+    message, run = start(contract, 2)
+    claimed = run.deadline
+    until(lambda: run.deadline > claimed)
+    finish(contract, message, run, None)
+
+
+class Shutdown(BaseException):
+    """What a framework throws at threads."""
+
+
+def test_the_keeping_survives_whatever_a_listener_throws(contract: Contract, store: Watched) -> None:  # C4
+    def throw(event: Any) -> None:
+        if event.name == "lease_lost":
+            raise Shutdown
+
+    contract.subscribe(throw)
+    _, lost = start(contract, 1)
+    message, kept = start(contract, 2)
+    store._rows[lost.hold.key].owner = "another"
+    until(lambda: lost.lost)
+    before = kept.deadline
+    until(lambda: kept.deadline > before)
+    finish(contract, message, kept, None)
+
+
+def test_one_spoilt_beat_does_not_end_the_leases_of_its_neighbours(
+    contract: Contract, store: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:  # C4
+    extend = store.extend
+
+    def picky(beats: Sequence[Beat]) -> list[BeatAnswer]:
+        if any(beat.note == "spoilt" for beat in beats):
+            raise TypeError("cannot write this")
+        return extend(beats)
+
+    monkeypatch.setattr(store, "extend", picky)
+    _, spoilt = start(contract, 1)
+    message, healthy = start(contract, 2)
+    spoilt.progress(50, "spoilt")
+    before = healthy.deadline
+    until(lambda: healthy.deadline > before)
+    finish(contract, message, healthy, None)
+
+
+def test_a_note_is_a_text_whatever_was_given(contract: Contract, store: Watched) -> None:  # D11
+    message, run = start(contract, 1)
+    run.progress(50, ["step"])  # type: ignore[arg-type]
+    contract.leases.beat()
+    found = store.get(run.hold.key)
+    assert found is not None
+    assert found.note == "['step']"
+    finish(contract, message, run, None)
+
+
+def test_tidying_goes_on_while_there_is_more(
+    contract: Contract, store: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:  # B7
+    batches = [1000, 1000, 7]
+    monkeypatch.setattr(store, "expire", lambda limit: batches.pop(0))
+    monkeypatch.setattr(contract.leases, "_next_beat", float("inf"))
+    contract.leases._tidy_up()
+    assert batches == []

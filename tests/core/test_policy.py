@@ -104,6 +104,8 @@ def test_what_is_taken(fields: dict[str, Any], name: str, kept: Any) -> None:
         ({"attempts": 0}, "Policy.attempts: should be greater than or equal to 1, got 0"),
         ({"attempts": True}, "Policy.attempts: should be a valid integer, got True"),
         ({"attempts": "5"}, "Policy.attempts: should be a valid integer, got '5'"),
+        ({"attempts": 2**31}, "Policy.attempts: should be less than or equal to 2147483647"),
+        ({"crashes": 2**31}, "Policy.crashes: should be less than or equal to 2147483647"),
         ({"crashes": 0}, "Policy.crashes: should be greater than or equal to 1"),
         ({"schema_version": 0}, "Policy.schema_version: should be greater than or equal to 1"),
         ({"max_concurrency": 0}, "Policy.max_concurrency: should be greater than or equal to 1"),
@@ -244,8 +246,8 @@ def test_a_backoff_that_cannot_work(fields: dict[str, Any], says: str) -> None:
         ({}, 5 + 10 + 20 + 40),
         ({"attempts": 9}, 5 + 10 + 20 + 40 + 80 + 160 + 300 + 300),
         ({"attempts": 4, "backoff": {"kind": "fixed", "initial": 7}}, 21),
-        ({"attempts": 10**12, "backoff": {"initial": 0}}, 0),
-        ({"attempts": 10**12, "backoff": {"initial": 1, "max": 1}}, 10**12 - 1),
+        ({"attempts": 2**31 - 1, "backoff": {"initial": 0}}, 0),
+        ({"attempts": 2**31 - 1, "backoff": {"initial": 1, "max": 1}}, 2**31 - 2),
     ],
 )
 def test_the_horizon_is_the_whole_ladder(fields: dict[str, Any], horizon: float) -> None:

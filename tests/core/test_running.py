@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 import threading
 from dataclasses import replace
 from typing import Any
@@ -11,7 +13,7 @@ import pytest
 
 from task_contract import NonRetryableError, Policy, RetryableError, current_envelope, current_run
 from task_contract.envelope import current_envelope as envelope_or
-from task_contract.errors import ContractError, StoreUnavailable
+from task_contract.errors import ConfigurationError, ContractError, StoreUnavailable
 from task_contract.keys import store_key
 from task_contract.running import Message, begin, encode_result, fail, finish
 from task_contract.runs import Run
@@ -173,8 +175,9 @@ def test_a_dead_workers_claim_is_taken_over_and_the_late_owner_is_refused(bench:
     refused = finish(bench.contract, message, late, "first")
     assert (refused.verdict.action, refused.verdict.reason) == ("defer", "lease-lost")
     assert finish(bench.contract, message, taken, "second").verdict.action == "done"
-    # Now that the work is done, the late owner may drop its delivery.
-    assert finish(bench.contract, message, late, "first").verdict.action == "done"
+    # Now that the work is done, the late owner may drop its delivery, and tell what the work resulted in.
+    dropped = finish(bench.contract, message, late, "first")
+    assert (dropped.verdict.action, dropped.result) == ("done", "second")
     assert bench.deliver(message, task, POLICY).result == "second"
     assert "lease_lost" in bench.names()
 
@@ -344,7 +347,7 @@ def test_a_store_that_is_away_leaves_the_message_with_the_broker(bench: Bench) -
     message = bench.message(task, POLICY, 1)
     bench.contract.store = Away(bench.store, 10**6)  # type: ignore[misc]
     with pytest.raises(StoreUnavailable):
-        bench.deliver(message, task, POLICY)
+        bench.contract.handle(message, task, POLICY, patience=0)
     assert task.runs == 0
 
 
@@ -403,3 +406,180 @@ def test_burying_a_copy_of_exhausted_work_twice_leaves_one_letter(bench: Bench) 
     again = fail(bench.contract, message, run, KeyError("bug"))
     assert first.letter_id == again.letter_id
     assert len(bench.store.page_letters(Filter()).letters) == 1
+
+
+# --- what a reviewer broke -------------------------------------------------------------------------------------------
+
+
+def test_work_that_would_only_be_created_is_refused(bench: Bench) -> None:  # no loss
+    async def later(order: object) -> None:
+        """Never runs."""
+
+    def some(order: object) -> Any:
+        yield order
+
+    message = bench.message(Task("x"), POLICY, 1)
+    for fn in (later, some):
+        with pytest.raises(ConfigurationError, match="runs it to its end"):
+            bench.deliver(message, fn, POLICY)
+    hidden = Task(later)
+    assert bench.deliver(message, hidden, POLICY).verdict.reason == "non-retryable"
+
+
+class Hostile(Exception):
+    """Bites whoever looks at it."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no")
+
+    @property
+    def __notes__(self) -> Any:
+        raise RuntimeError("no")
+
+
+class Unspeakable:
+    def __repr__(self) -> str:
+        raise RuntimeError("no")
+
+
+@pytest.mark.parametrize("error", [Hostile(), SyntaxError("bad", ("file", 1, 1, 5)), RecursionError()])
+def test_whatever_an_error_is_it_can_be_buried(bench: Bench, error: Exception) -> None:  # D14
+    policy = POLICY.model_copy(update={"dead_on": (type(error),)})
+    task = Task(error)
+    handled = bench.deliver(bench.message(task, policy, 1), task, policy)
+    assert bench.contract.dead_letters.get(handled.letter_id) is not None
+
+
+def test_whatever_the_arguments_are_the_message_can_be_buried(bench: Bench) -> None:  # D14
+    deep: list[Any] = []
+    for _ in range(100_000):
+        deep = [deep]
+    for value in ({(1, 2): 3}, Unspeakable(), deep):
+        task = Task(KeyError("bug"))
+        message = replace(bench.message(task, POLICY, str(id(value))), kwargs={"cents": value})
+        handled = bench.deliver(message, task, POLICY)
+        letter = bench.contract.dead_letters.get(handled.letter_id)
+        assert letter is not None
+        assert b"unreadable" in letter.message
+
+
+def test_a_payload_that_cannot_be_upgraded_is_a_dead_letter(bench: Bench) -> None:  # D14 A2
+    deep: list[Any] = []
+    for _ in range(5_000):
+        deep = [deep]
+    task = Task("x")
+    message = replace(bench.message(task, POLICY, 1), kwargs={"cents": deep})
+    bench.contract.upgrades.register("charge", 1)(lambda payload: payload)
+    policy = POLICY.model_copy(update={"schema_version": 2})
+    assert bench.deliver(message, task, policy).verdict.reason == "invalid"
+
+
+def test_an_upgrade_does_not_make_waiting_work_a_mismatch(bench: Bench) -> None:  # A2, rule 6
+    task = Task(ConnectionError(), "receipt")
+    message = bench.message(task, POLICY, 1)
+    bench.deliver(message, task, POLICY)
+    bench.time += 10
+
+    @bench.contract.upgrades.register("charge", 1)
+    def in_dollars(payload: dict[str, Any]) -> dict[str, Any]:
+        return {**payload, "kwargs": {"cents": 7}}
+
+    policy = POLICY.model_copy(update={"schema_version": 2})
+    assert bench.deliver(message, task, policy).result == "receipt"
+
+
+class Shifting(dict[str, int]):
+    def items(self) -> Any:
+        raise RuntimeError("dictionary changed size during iteration")
+
+
+def test_no_result_can_make_a_finished_effect_happen_again(bench: Bench) -> None:  # D1
+    task = Task(Shifting(a=1))
+    message = bench.message(task, POLICY, 1)
+    assert bench.deliver(message, task, POLICY).verdict.action == "done"
+    assert bench.deliver(message, task, POLICY).verdict.action == "done"
+    assert task.runs == 1
+
+
+def test_an_interrupt_right_after_the_claim_does_not_keep_it_alive(bench: Bench) -> None:  # C4
+    def stop(event: Any) -> None:
+        if event.name == "started" and not bench.contract.leases.draining:
+            raise Stop
+
+    unsubscribe = bench.contract.subscribe(stop)
+    task = Task("receipt")
+    message = bench.message(task, POLICY, 1)
+    with pytest.raises(Stop):
+        bench.deliver(message, task, POLICY)
+    unsubscribe()
+    assert record(bench, message).state == "waiting"
+    assert bench.deliver(message, task, POLICY).result == "receipt"
+
+
+def test_claims_without_an_answer_are_not_charged_as_crashes(bench: Bench) -> None:  # rule 4, D14
+    class Deaf(Away):
+        """Does what it is asked, and the answer is lost."""
+
+        def __getattr__(self, name: str) -> Any:
+            verb = getattr(self._store, name)
+
+            def unheard(*args: Any, **kwargs: Any) -> Any:
+                verb(*args, **kwargs)
+                raise StoreUnavailable("no answer")
+
+            return unheard if name == "claim" else verb
+
+    task = Task("receipt")
+    message = bench.message(task, POLICY, 1)
+    bench.contract.store = Deaf(bench.store, 0)  # type: ignore[misc]
+    for _ in range(4):
+        with pytest.raises(StoreUnavailable):
+            bench.contract.handle(message, task, POLICY, patience=0)
+        bench.time += 31
+    bench.contract.store = bench.store  # type: ignore[misc]
+    assert bench.deliver(message, task, POLICY).result == "receipt"
+    found = record(bench, message)
+    assert (found.attempts, found.crashes) == (1, 0)
+
+
+def test_a_child_that_the_task_forks_does_not_give_its_claim_away(bench: Bench) -> None:  # fork
+    def fork(order: object) -> str:
+        child = os.fork()
+        if child == 0:
+            sys.exit()
+        _, status = os.waitpid(child, 0)
+        return f"the child left with {status}"
+
+    task = Task(fork)
+    message = bench.message(task, POLICY, 1)
+    try:
+        handled = bench.deliver(message, task, POLICY)
+    except SystemExit:  # the child, on its way out through `handle`
+        os._exit(0 if record(bench, message).state == "running" else 1)
+    assert handled.result == "the child left with 0"
+
+
+def test_one_message_that_is_put_aside_makes_one_letter(bench: Bench) -> None:  # E3
+    task = Task("receipt")
+    message = bench.message(task, POLICY, 1, cents=5)
+    bench.deliver(message, task, POLICY)
+    other = replace(message, message_id="other", kwargs={"cents": 6})
+    for _ in range(3):
+        bench.deliver(other, task, POLICY)
+    assert bench.contract.dead_letters.stats().depth == 1
+
+
+def test_what_was_put_aside_may_be_sent_again(bench: Bench) -> None:  # DESIGN 3: dead releases the reservation
+    task = Task("receipt")
+    newer = POLICY.model_copy(update={"schema_version": 2})
+    message = bench.message(task, newer, 1)
+    assert bench.deliver(message, task, POLICY).verdict.reason == "schema-too-new"
+    assert bench.send(task, newer, 1).duplicate is None
+
+
+def test_a_stale_copy_says_so(bench: Bench) -> None:  # A16
+    task = Task(KeyError("bug"))
+    message = bench.message(task, POLICY, 1)
+    bench.deliver(message, task, POLICY)
+    bench.deliver(message, task, POLICY)
+    assert bench.names()[-1] == "stale"

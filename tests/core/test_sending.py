@@ -204,3 +204,47 @@ def test_a_reservation_of_dead_work_does_not_outlive_it(bench: Bench) -> None:  
     bench.contract.handle(Message(prepared.envelope, prepared.message_id, (1,)), broken, POLICY)
     confirm(bench.contract, prepared)  # the producer was slower than the worker
     assert prepare(bench.contract, call(1)).duplicate is None
+
+
+# --- what a reviewer broke -------------------------------------------------------------------------------------------
+
+
+def test_taking_over_without_a_key_arrives_at_the_same_work(bench: Bench) -> None:  # DESIGN 3, healing
+    bench.store.now = None
+    policy = Policy(dedup_key="order", dedup_window=10)
+    slow = prepare(bench.contract, call(1, policy=policy))
+    healed = prepare(bench.contract, call(1, policy=policy))
+    assert healed.message_id == slow.message_id
+    assert healed.envelope.idempotency_key == slow.envelope.idempotency_key, "two copies of one message, one work"
+
+
+def test_a_worker_faster_than_the_confirmation_does_not_block_the_next(bench: Bench) -> None:  # B7
+    from task_contract.running import Message
+
+    policy = Policy(key="order", dedup_until="done")
+    prepared = prepare(bench.contract, call(1, policy=policy))
+    bench.contract.handle(Message(prepared.envelope, prepared.message_id, (1,)), charge, policy)
+    confirm(bench.contract, prepared)
+    assert prepare(bench.contract, call(1, policy=policy)).duplicate is None
+
+
+def test_a_past_time_is_no_delay(bench: Bench) -> None:  # B1
+    confirm(bench.contract, prepare(bench.contract, call(1, delay=-7200.0)))
+    assert prepare(bench.contract, call(1)).duplicate is not None
+
+
+class Leaving(MemoryStore):
+    """Answers the reservation, then is away."""
+
+    def confirm(self, *args: Any, **kwargs: Any) -> bool:
+        raise StoreUnavailable("away")
+
+    def release(self, *args: Any, **kwargs: Any) -> bool:
+        raise StoreUnavailable("away")
+
+
+def test_what_is_sent_is_sent_whatever_the_store_says_afterwards() -> None:  # B4
+    contract = Contract(Leaving(), fallback="closed")
+    confirm(contract, prepare(contract, call(1)))
+    contract = Contract(Leaving(), fallback="closed")
+    release(contract, prepare(contract, call(1)))

@@ -154,6 +154,8 @@ def test_known_variables_are_no_warning(monkeypatch: pytest.MonkeyPatch) -> None
         ({"store_timeout": 0.01}, "Settings.store_timeout: 0.01 s is too short"),
         ({"store_timeout": 31}, "Settings.store_timeout: 31 is above the limit of 30 s"),
         ({"store_timeout": 11}, "Settings.store_timeout: 3 tries of 11 s outlast reservation_ttl (30 s)"),
+        ({"max_interruptions": 2**31}, "Settings.max_interruptions: should be less than or equal to 2147483647"),
+        ({"max_delay": 0}, "Settings.max_delay: 0 s is too short: at least 1 s"),
         ({"max_interruptions": 0}, "Settings.max_interruptions: should be greater than or equal to 1"),
         ({"namespace": "a b"}, "Settings.namespace: should match pattern"),
         ({"namespace": ""}, "Settings.namespace: should match pattern"),
@@ -175,6 +177,10 @@ def test_a_password_is_not_shown() -> None:
     with pytest.raises(ConfigurationError) as caught:
         Settings(store=b"redis://:hunter2@host")  # type: ignore[arg-type]
     assert "hunter2" not in str(caught.value)
+    for wrong in ("redis://:hunter2@host", {1: "redis://:hunter2@host"}):
+        with pytest.raises(ConfigurationError, match="Settings: expected") as caught:
+            Settings.model_validate(wrong)
+        assert "hunter2" not in str(caught.value)
 
 
 # --- A15 ---

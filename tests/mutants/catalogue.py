@@ -41,6 +41,7 @@ def postgres(name: str, *edits: tuple[str, str, str], by_real_clock: bool = Fals
 
 
 CLAIM, RECORD = "lua/claim.lua", "lua/record.lua"
+PAGE = "lua/page_letters.lua"
 EXECUTION, ENQUEUE, LETTERS = (
     f"sql/postgres/{name}.sql" for name in ("0003_execution", "0002_enqueue", "0004_letters")
 )
@@ -109,7 +110,10 @@ MUTANTS: tuple[Mutant, ...] = (
             "  row.slot = ''\n  settle(ARGV[2], row, 'waiting'",
         ),
     ),
-    redis("heartbeat loses the slot", ("lua/extend.lua", "  take_places(key, row)\n", "")),
+    redis(
+        "heartbeat loses the slot",
+        ("lua/extend.lua", "  renew_lease(key, row, NOW + ", "  row.lease_until = (NOW + "),
+    ),
     redis(
         "replay without a look at the generation",
         ("lua/replay_letter.lua", "row.generation ~= letter.generation or (", "("),
@@ -133,6 +137,40 @@ MUTANTS: tuple[Mutant, ...] = (
         "a repeated ending is refused",
         (RECORD, "  elseif row.state == target then\n    return 'again'\n", ""),
     ),
+    redis(
+        "a message that ran may mismatch",
+        (CLAIM, "elseif differ() and not ran(message_id) then", "elseif differ() then"),
+    ),
+    redis(
+        "a former generation's message cannot mismatch",
+        (CLAIM, "elseif differ() and not ran(message_id) then", "elseif differ() and not stale(message_id) then"),
+    ),
+    redis("a repeated claim renews no lease", (CLAIM, "    renew_lease(key, row, NOW + lease)\n", "")),
+    redis(
+        "a repeated claim lets its slot lapse",
+        (CLAIM, "    renew_lease(key, row, NOW + lease)\n", "    row.lease_until = NOW + lease\n"),
+    ),
+    redis(
+        "a new generation forgets who ran",
+        (CLAIM, "fence, generation + 1, former\n", "fence, generation + 1, ''\n"),
+    ),
+    redis("a named culprit runs again", (CLAIM, " or row.crashes >= max_crashes then\n  --", " then\n  --")),
+    redis("a completed replay stays open", ("lua/complete.lua", "  close_replay(row.letter_id)\n", "")),
+    redis(
+        "a late confirmation reserves what is done",
+        ("lua/confirm.lua", " or (row.state == 'done' and ARGV[8] == '1')", ""),
+    ),
+    redis(
+        "anybody may free a reservation", (RECORD, "if place and place.message_id == message_id then", "if place then")
+    ),
+    redis(
+        "an expired letter leaves its indexes to the next of its id",
+        ("lua/letters.lua", "if redis.call('ZSCORE', EXPIRY, id) then", "if false then"),
+    ),
+    redis(
+        "a short page forgets where it stopped",
+        (PAGE, "        return { found, last_at, last_id }\n", "        return { found, '', '' }\n"),
+    ),
     # Memory and SQLite: the same in Python.
     memory(
         "no fencing", ("return row.owner == hold.owner and row.fence == hold.fence", "return row.owner == hold.owner")
@@ -149,6 +187,21 @@ MUTANTS: tuple[Mutant, ...] = (
         "a stale copy of dead work runs again",
         ('if row.state == "dead" and not _stale', 'if row.state == "dead" and _stale'),
     ),
+    memory(
+        "a message that ran may mismatch",
+        ("_differ(row, work) and not _ran(row, work.message_id)", "_differ(row, work)"),
+    ),
+    memory(
+        "a former generation's message cannot mismatch",
+        ("_differ(row, work) and not _ran(", "_differ(row, work) and not _stale("),
+    ),
+    memory(
+        "a repeated claim renews no lease",
+        ("        _lease(row, asked.now + asked.lease)\n        return Claimed(", "        return Claimed("),
+    ),
+    memory("a new generation forgets who ran", ("row.generation + 1, _former_ids(row)", 'row.generation + 1, ""')),
+    memory("a named culprit runs again", (" or row.crashes >= asked.limits.crashes:", ":")),
+    memory("a late confirmation reserves what is done", ('ended = ("dead", "done") if until_done else', "ended =")),
     memory("an old letter stays open", ("superseded=row.letter_id if step.row else", "superseded=")),
     # PostgreSQL: the same in SQL.
     postgres(
@@ -180,5 +233,38 @@ MUTANTS: tuple[Mutant, ...] = (
             "DELETE FROM {schema}.reservations s WHERE s.store_key = p_reservation AND s.message_id = p_message_id;",
             "NULL;",
         ),
+    ),
+    postgres(
+        "a message that ran may mismatch",
+        (EXECUTION, "ELSIF NOT v_ran AND r.payload_hash <> ''", "ELSIF r.payload_hash <> ''"),
+    ),
+    postgres(
+        "a repeated claim renews no lease",
+        (
+            EXECUTION,
+            "SET lease_until = v_now + p_lease, expires_at = greatest(t.expires_at, v_now + p_lease)",
+            "SET lease_until = t.lease_until",
+        ),
+    ),
+    postgres(
+        "a former copy runs again",
+        (EXECUTION, "NOT v_ran AND c_former || v_word <> ALL (v_ids)", "NOT v_ran"),
+    ),
+    postgres("a named culprit runs again", (EXECUTION, " OR r.crashes >= p_crashes;", ";")),
+    postgres(
+        "a completed replay stays open",
+        (EXECUTION, "WHERE l.id = v_letter_id AND l.state = 'replaying'", "WHERE l.id = v_letter_id AND false"),
+    ),
+    postgres(
+        "a late confirmation reserves what is done",
+        (ENQUEUE, "(r.state = 'dead' OR (p_until_done AND r.state = 'done'))", "r.state = 'dead'"),
+    ),
+    postgres(
+        "anybody may free a reservation",
+        (ENQUEUE, "s.store_key = p_key AND s.message_id = p_message_id AND", "s.store_key = p_key AND"),
+    ),
+    postgres(
+        "an expired letter keeps its id",
+        (LETTERS, "DELETE FROM {schema}.letters l WHERE l.id = p_id AND l.expires_at <= v_now;", "NULL;"),
     ),
 )

@@ -37,7 +37,9 @@ class ModelRecord:
     generation: int = 0
     replays: int = 0
     letter_id: str = ""
+    #: Who ran before: in this generation, and in the ones that are over.
     older_ids: list[str] = field(default_factory=list)
+    former_ids: list[str] = field(default_factory=list)
     result: bytes | None = None
     last_error: str = ""
     progress: int = -1
@@ -130,13 +132,18 @@ class Model:
             return Reservation("won", place.message_id, token)
         return Reservation("duplicate" if place.confirmed else "pending", place.message_id, place.token, state)
 
-    def confirm(self, key: str, token: str, message_id: str, ttl: float, payload_hash: str, record_key: str) -> bool:
+    def confirm(
+        self, key: str, token: str, message_id: str, ttl: float, payload_hash: str, record_key: str, until_done: bool
+    ) -> bool:
         place = self.place(key)
         record = self.record(record_key) if record_key else None
         if place and place.token != token:
             return False
-        if not place and record and record.state == "dead" and record.work.message_id == message_id:
-            return False
+        if not place and record and record.work.message_id == message_id:
+            if record.state == "dead":
+                return False
+            if record.state == "done" and until_done:
+                return False
         self.places[key] = ModelPlace(token, message_id, payload_hash, True, self.now + ms(ttl))
         return True
 
@@ -147,10 +154,12 @@ class Model:
             return True
         return False
 
-    def _release_with(self, hold: Hold, reservation: str) -> None:
-        place = self.place(reservation)
-        if place and place.message_id == hold.work.message_id:
-            del self.places[reservation]
+    def free(self, key: str, message_id: str) -> bool:
+        place = self.place(key)
+        if place and place.message_id == message_id:
+            del self.places[key]
+            return True
+        return False
 
     # Execution.
 
@@ -160,15 +169,17 @@ class Model:
         record = self.record(key)
         if record is None:
             return self._start(key, ModelRecord("running", work, created_at=self.now), work, owner, lease, keep, limits)
-        if record.state == "dead" and work.message_id not in (record.work.message_id, *record.older_ids):
+        ran_here = [record.work.message_id, *record.older_ids]
+        if record.state == "dead":
+            if work.message_id in ran_here or work.message_id in record.former_ids:
+                return self._say("dead", record)
             return self._start_over(key, record, work, owner, lease, keep, limits)
-        if record.work.payload_hash and work.payload_hash and record.work.payload_hash != work.payload_hash:
+        hashes = {record.work.payload_hash, work.payload_hash} - {""}
+        if len(hashes) == 2 and work.message_id not in ran_here:
             return self._say("mismatch", record)
         if record.state == "done":
             has_result = record.result is not None
             return self._say("done", record)._replace(has_result=has_result, result=record.result or b"")
-        if record.state == "dead":
-            return self._say("dead", record)
         if record.state == "waiting":
             return self._take_up(key, record, work, owner, lease, keep, limits)
         return self._meet(key, record, work, owner, lease, keep, limits)
@@ -180,12 +191,16 @@ class Model:
             return self._say("early", record)._replace(wait=(record.not_before - self.now) / 1000)
         if record.attempts >= limits.attempts:
             return self._exhaust(key, record, owner, lease, keep, limits)
+        if record.crashes >= limits.crashes:
+            return self._exhaust(key, record, owner, lease, keep, limits)
         return self._start(key, record, work, owner, lease, keep, limits)
 
     def _meet(
         self, key: str, record: ModelRecord, work: Work, owner: str, lease: float, keep: float, limits: Limits
     ) -> Claim:
         if record.owner == owner:
+            record.lease_until = self.now + ms(lease)
+            record.expires_at = max(record.expires_at, record.lease_until)
             return self._say_exhausted(record, limits) if record.exhausted else self._say("won", record)
         if record.lease_until > self.now:
             return self._say("busy", record)._replace(wait=(record.lease_until - self.now) / 1000, reason="running")
@@ -196,7 +211,7 @@ class Model:
     ) -> Claim:
         if record.exhausted:
             return self._exhaust(key, record, owner, lease, keep, limits)
-        lapsed = replace(record, older_ids=list(record.older_ids))
+        lapsed = replace(record)
         crashed = True
         if record.draining and record.interruptions < limits.interruptions:
             crashed = False
@@ -215,6 +230,7 @@ class Model:
         self, key: str, dead: ModelRecord, work: Work, owner: str, lease: float, keep: float, limits: Limits
     ) -> Claim:
         fresh = ModelRecord("running", work, fence=dead.fence, generation=dead.generation + 1, created_at=self.now)
+        fresh.former_ids = [*dead.former_ids, *dead.older_ids, dead.work.message_id][-4:]
         answer = self._start(key, fresh, work, owner, lease, keep, limits)
         letter = self.letter(dead.letter_id)
         if answer.outcome == "won" and letter and letter.is_open:
@@ -237,11 +253,12 @@ class Model:
         needs_lock = limits.suspects and limits.crashes > 1 and before.crashes + 1 >= limits.crashes
         if needs_lock and any(other.suspect for other in others):
             return self._say("busy", before)._replace(wait=lease, reason="suspect")
-        record = replace(before, older_ids=list(before.older_ids))
+        record = replace(before)
         self.records[key] = record
         self._hand_over(record, owner, lease, keep)
         if record.work.message_id != work.message_id:
             record.older_ids = [*record.older_ids, record.work.message_id][-4:]
+            record.former_ids = record.former_ids[max(0, len(record.former_ids) + len(record.older_ids) - 4) :]
         record.work = record.work._replace(
             message_id=work.message_id,
             payload_hash=record.work.payload_hash or work.payload_hash,
@@ -320,7 +337,8 @@ class Model:
         if isinstance(record, ModelRecord):
             self._settle(record, "done", keep)
             record.result = result
-            self._release_with(hold, reservation)
+            self._end_replay(record)
+            self.free(reservation, hold.work.message_id)
             return None
         return record
 
@@ -347,9 +365,7 @@ class Model:
             return self.records[hold.key].letter_id
         if not isinstance(record, ModelRecord):
             return record
-        previous = self.letter(record.letter_id)
-        if previous and previous.state == "replaying":
-            previous.state, previous.closed_at = "replayed", self.now
+        self._end_replay(record)
         self._settle(record, "dead", keep)
         record.generation += 1
         record.letter_id = letter.id
@@ -357,13 +373,18 @@ class Model:
         self.letters[letter.id] = ModelLetter(
             letter, hold.key, record.generation, record.replays, self.now, self.now + ms(keep)
         )
-        self._release_with(hold, reservation)
+        self.free(reservation, hold.work.message_id)
         return letter.id
+
+    def _end_replay(self, record: ModelRecord) -> None:
+        previous = self.letter(record.letter_id)
+        if previous and previous.state == "replaying":
+            previous.state, previous.closed_at = "replayed", self.now
 
     # Dead letters.
 
     def put_letter(self, letter: DeadLetter, keep: float) -> str:
-        if letter.id not in self.letters:
+        if self.letter(letter.id) is None:
             self.letters[letter.id] = ModelLetter(letter, "", 0, 0, self.now, self.now + ms(keep))
         return letter.id
 

@@ -67,6 +67,7 @@ def _warm_up(store: Store) -> None:
     store.reserve("warm", token="t", message_id="m", ttl=60)
     store.confirm("warm", token="t", message_id="m", ttl=60)
     store.release("warm", token="t")
+    store.free("warm", message_id="m")
     hold = _run(store, "o", "warm")
     store.extend([Beat(hold, 60)])
     store.retry(hold, delay=0, keep=60)
@@ -106,6 +107,14 @@ def test_release(wire: Wire) -> None:  # rule 4
     wire.direct.reserve("r", token=MARK, message_id="m1", ttl=30)
     wire.lose_reply()
     wire.store.release("r", token=MARK)
+    assert wire.proxy.dropped == 1
+    assert wire.direct.reserve("r", token="t2", message_id="m2", ttl=30).outcome == "won"
+
+
+def test_free(wire: Wire) -> None:  # rule 4
+    wire.direct.reserve("r", token="t1", message_id=MARK, ttl=30)
+    wire.lose_reply()
+    wire.store.free("r", message_id=MARK)
     assert wire.proxy.dropped == 1
     assert wire.direct.reserve("r", token="t2", message_id="m2", ttl=30).outcome == "won"
 

@@ -222,11 +222,21 @@ class StoreMachine(RuleBasedStateMachine):
         expected = self.model.reserve(key, ttl=ttl, **how)
         assert self.store.reserve(key, ttl=ttl, **how) == expected
 
-    @rule(key=places, token=tokens, message_id=message_ids, payload_hash=hashes, record_key=maybe_key, ttl=keeps)
-    def confirm(self, key: str, ttl: float, **how: str) -> None:
+    @rule(
+        key=places, token=tokens, message_id=message_ids, payload_hash=hashes, record_key=maybe_key, ttl=keeps,
+        until_done=st.booleans(),
+    )  # fmt: skip
+    def confirm(self, key: str, ttl: float, **how: Any) -> None:
         self.confirm_as(key, ttl, **how)
 
-    def confirm_as(self, key: str, ttl: float, **how: str) -> None:
+    @rule(key=places, record_key=keys, token=tokens, ttl=keeps, until_done=st.booleans())
+    def confirm_late(self, key: str, record_key: str, token: str, ttl: float, until_done: bool) -> None:
+        """The worker was faster: its message may have come to its end."""
+        if record := self.model.record(record_key):
+            how = {"token": token, "message_id": record.work.message_id, "payload_hash": "", "record_key": record_key}
+            self.confirm_as(key, ttl, **how, until_done=until_done)
+
+    def confirm_as(self, key: str, ttl: float, **how: Any) -> None:
         expected = self.model.confirm(key, ttl=ttl, **how)
         assert self.store.confirm(key, ttl=ttl, **how) is expected
 
@@ -234,12 +244,17 @@ class StoreMachine(RuleBasedStateMachine):
     def enqueue(self, key: str, message_id: str, token: str, ttl: float) -> None:
         place = {"token": token, "message_id": message_id, "payload_hash": "", "record_key": ""}
         self.reserve_as(key, 30.0, **place, take_over="")
-        self.confirm_as(key, ttl, **place)
+        self.confirm_as(key, ttl, **place, until_done=False)
 
     @rule(key=places, token=tokens)
     def release(self, key: str, token: str) -> None:
         expected = self.model.release(key, token)
         assert self.store.release(key, token=token) is expected
+
+    @rule(key=places, message_id=message_ids)
+    def free(self, key: str, message_id: str) -> None:
+        expected = self.model.free(key, message_id)
+        assert self.store.free(key, message_id=message_id) is expected
 
     # Execution.
 
@@ -254,6 +269,15 @@ class StoreMachine(RuleBasedStateMachine):
         if record and (moment := record.lease_until or record.not_before):
             self.pair.move(moment - self.model.now + tick)
         self.pair.claim(key, work, next(self.owners), lease, 600.0, limits)
+
+    @rule(key=keys, limits=limits, lease=leases, tick=st.sampled_from([-1, 0, 20_000]), other=st.booleans())
+    def claim_again(self, key: str, limits: Limits, lease: float, tick: int, other: bool) -> None:
+        """As one does whose reply was lost: near the end of its lease or beyond, by code that names arguments anew."""
+        record = self.model.record(key)
+        if record and record.state == "running":
+            self.pair.move(record.lease_until - self.model.now + tick)
+            work = record.work._replace(payload_hash="h2" if other else "h1")
+            self.pair.claim(key, work, record.owner, lease, 600.0, limits)
 
     @rule(work=works, limits=limits, lease=leases)
     def claim_all(self, work: Work, limits: Limits, lease: float) -> None:
@@ -344,8 +368,8 @@ class StoreMachine(RuleBasedStateMachine):
     @has_letters
     @rule(which=recent)
     def put_letter_again(self, which: int) -> None:
-        if found := self.model.letter(self.letter_id(which)):
-            changed = replace(found.letter, error="changed", reason="changed")
+        if found := self.model.letters.get(self.letter_id(which)):  # expired ones as well
+            changed = replace(found.letter, error="changed", reason="changed", queue="changed")
             assert self.store.put_letter(changed, keep=60.0) == self.model.put_letter(changed, 60.0)
 
     @has_letters
@@ -427,7 +451,8 @@ def compare_record(found: Record | None, expected: ModelRecord | None) -> None:
         return
     wanted = vars(expected) | expected.work._asdict()
     del wanted["work"]
-    wanted["seen_ids"] = " ".join(wanted.pop("older_ids"))
+    former = [f"%-{message_id}" for message_id in wanted.pop("former_ids")]
+    wanted["seen_ids"] = " ".join([*former, *wanted.pop("older_ids")])
     wanted["has_result"], wanted["result"] = expected.result is not None, expected.result or b""
     assert plain(vars(found)) == wanted
 

@@ -18,7 +18,7 @@ import psycopg
 import pytest
 
 from task_contract.errors import ConfigurationError, ContractError, StoreUnavailable
-from task_contract.stores import postgres
+from task_contract.stores import open_store, postgres
 from task_contract.stores.base import FACETS, Beat, DeadLetter, Filter, Hold, Limits, Work
 from task_contract.stores.postgres import PostgresStore
 from tests.proxy import Proxy
@@ -130,6 +130,33 @@ class TestMigration:
         with pytest.raises(ConfigurationError, match="not a schema name"):
             PostgresStore(postgres_url, schema=name)
 
+    def test_namespaces_stay_apart(self, postgres_url: str, schema: str, admin: psycopg.Connection) -> None:
+        names = [f"{schema}{mark}x" for mark in "-._"]
+        try:
+            for name in names:
+                store = open_store(postgres_url, namespace=name)
+                assert store.get("k") is None
+                store.claim("k", Work("m"), owner="o", lease=30, keep=KEEP, limits=Limits())
+                store.close()
+        finally:
+            for name in names:
+                admin.execute(f'DROP SCHEMA IF EXISTS "{name}" CASCADE')
+
+    @pytest.mark.parametrize(
+        ("query", "namespace", "schema"),
+        [
+            ("", "task-contract", "task_contract"),
+            ("", "a-b.c_d", "a-b.c_d"),
+            ("?schema=s", "a", "s"),
+            ("?schema=a%2Db&connect_timeout=3", "x", "a-b"),
+            ("?schema=", "a", "a"),
+        ],
+    )
+    def test_a_namespace_is_a_schema(self, query: str, namespace: str, schema: str) -> None:
+        store = open_store(f"postgresql://u@127.0.0.1:1/db{query}", namespace=namespace)
+        assert isinstance(store, PostgresStore)
+        assert store._schema == schema
+
     def test_a_name_may_need_quotes(self, postgres_url: str, schema: str, admin: psycopg.Connection) -> None:
         name = f"{schema}-Select-Ü"
         try:
@@ -184,10 +211,12 @@ class TestConnections:
         store.migrate()
         barrier = threading.Barrier(4)
 
+        def together(connection: psycopg.Connection[Any]) -> int:
+            barrier.wait(10)
+            return connection.info.backend_pid
+
         def hold_one(_: int) -> int:
-            with store._pool.borrow() as connection:
-                barrier.wait(10)
-                return connection.info.backend_pid
+            return store._pool.run(together)
 
         with ThreadPoolExecutor(4) as threads:
             pids = list(threads.map(hold_one, range(4)))
@@ -254,6 +283,16 @@ class TestConnections:
         with opened("postgresql://postgres@127.0.0.1:1/postgres", "s") as store, pytest.raises(StoreUnavailable):
             store.ping()
 
+    def test_the_options_of_a_url_arrive_as_written(self, postgres_url: str, schema: str) -> None:
+        mark = "&" if "?" in postgres_url else "?"
+        url = f"{postgres_url}{mark}options=-c%20work_mem%3D8MB&schema={schema}&application_name=my%20a%2Bp%26p"
+        store = open_store(url)
+        assert isinstance(store, PostgresStore)
+        assert store._schema == schema
+        settings = "SELECT current_setting('work_mem'), current_setting('application_name')"
+        assert store._query(settings, ()) == [("8MB", "my a+p&p")]
+        store.close()
+
     def test_a_url_that_is_none(self) -> None:
         with pytest.raises(ConfigurationError, match="not a PostgreSQL URL"):
             PostgresStore("postgresql://localhost/db?nonsense=1")
@@ -279,7 +318,7 @@ class TestConnections:
             for _, verb in verbs(store):
                 verb()
 
-    @pytest.mark.parametrize("verb", range(17))
+    @pytest.mark.parametrize("verb", range(18))
     def test_a_verb_is_one_round_trip(self, store: PostgresStore, tmp_path: Path, verb: int) -> None:
         steps = verbs(store)
         for _, step in steps[:verb]:
@@ -288,18 +327,15 @@ class TestConnections:
         store.get("k")
         log = tmp_path / "protocol"
         with log.open("wb") as file:
-            with store._pool.borrow() as connection:
-                connection.pgconn.trace(file.fileno())
+            store._pool.run(lambda connection: connection.pgconn.trace(file.fileno()))
             steps[verb][1]()
-            with store._pool.borrow() as connection:
-                connection.pgconn.untrace()
+            store._pool.run(lambda connection: connection.pgconn.untrace())
         said = [line.split("\t")[3] for line in log.read_text(errors="replace").splitlines() if "\tF\t" in line]
         assert said == ["Parse", "Bind", "Describe", "Execute", "Sync"], steps[verb][0]
 
 
 def backend(store: PostgresStore) -> int:
-    with store._pool.borrow() as connection:
-        return connection.info.backend_pid
+    return store._pool.run(lambda connection: connection.info.backend_pid)
 
 
 def verbs(store: PostgresStore) -> list[tuple[str, Callable[[], object]]]:
@@ -309,6 +345,7 @@ def verbs(store: PostgresStore) -> list[tuple[str, Callable[[], object]]]:
         ("reserve", lambda: store.reserve("p", token="t", message_id="m", ttl=30, record_key="k")),
         ("confirm", lambda: store.confirm("p", token="t", message_id="m", ttl=30, record_key="k")),
         ("release", lambda: store.release("p", token="t")),
+        ("free", lambda: store.free("p", message_id="m")),
         ("claim", lambda: held.append(run(store, slot="s", slots=9))),
         ("extend", lambda: store.extend([Beat(held[-1], 30, progress=5)])),
         ("complete", lambda: store.complete(held[-1], keep=KEEP, result=b"1", reservation="p")),

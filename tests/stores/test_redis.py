@@ -42,6 +42,7 @@ from task_contract.testing.acts import (
     run,
     wait,
 )
+from tests.proxy import Proxy
 from tests.servers import PrivateRedis, RedisCluster, RedisSentinel
 from tests.servers.process import free_port, wait_until
 
@@ -145,6 +146,25 @@ def test_a_restart_that_forgets_everything_heals(private_redis: PrivateRedis, al
     private_redis.restart()
     finish(alone, hold)
     assert record(alone).state == "done"
+
+
+@pytest.mark.parametrize(
+    ("count", "size", "read_at_most"), [(700, 1, 500), (40, 200_000, 10)], ids=["many letters", "large letters"]
+)
+def test_a_page_reads_only_so_much(store: RedisStore, count: int, size: int, read_at_most: int) -> None:
+    """Nobody else is served while a script runs: a page comes out short instead."""
+    for number in range(count):
+        kind = {"queue": "mail", "group": "new" if number else "old"}
+        store.put_letter(letter(f"L{number:03}", traceback="x" * size, **kind), keep=KEEP)
+        store.put_letter(letter(f"other-{number:03}", queue="print", group="old"), keep=KEEP)
+    # The one letter that matches both is the last of either index.
+    where = only(queue="mail", group="old")
+    first = store.page_letters(where)
+    assert first.letters == ()
+    assert first.cursor
+    assert ids(store, where) == ["L000"]
+    assert len(store.page_letters(only(queue="mail"), limit=1000).letters) == read_at_most
+    assert len(ids(store, only(queue="mail"), limit=1000)) == count
 
 
 # --- keys ----------------------------------------------------------------------------------------------------------
@@ -534,6 +554,59 @@ def test_a_replica_that_hangs_does_not_hold_up_a_burial(
     assert "no replica confirmed" in caplog.text
 
 
+def test_a_replica_is_waited_for_for_half_of_the_patience_at_most(
+    private_redis: PrivateRedis, caplog: pytest.LogCaptureFixture
+) -> None:
+    with replica_of(private_redis) as replica, closing(RedisStore(private_redis.url, timeout=0.4)) as hasty:
+        hold = run(hasty)
+        with paused(replica), private_redis.client() as client, watching(client) as sent:
+            bury(hasty, hold)
+    assert sent == ["EVALSHA", "EVAL", "INFO", "WAIT"]  # once each
+    assert record_state(private_redis) == "dead"
+    assert "within 200 ms" in caplog.text
+
+
+def record_state(server: PrivateRedis) -> str:
+    with closing(RedisStore(server.url)) as store:
+        return record(store).state
+
+
+@pytest.mark.parametrize("timeout", [0.0001, 0.4, 1.0, 30.0])
+def test_no_wait_is_for_ever_or_outlasts_the_client(timeout: float) -> None:
+    assert 1 <= redis_store._replica_wait_ms(timeout) <= max(1, min(500, timeout * 500))
+
+
+@pytest.mark.parametrize("denied", ["info", "wait"])
+def test_a_burial_does_not_fail_because_the_replicas_are_a_secret(
+    private_redis: PrivateRedis, caplog: pytest.LogCaptureFixture, denied: str
+) -> None:
+    with private_redis.client() as client, replica_of(private_redis):
+        client.execute_command("ACL", "SETUSER", "bob", "on", ">pw", "~*", "+@all", f"-{denied}")
+        url = f"redis://bob:pw@127.0.0.1:{private_redis.port}/0"
+        with closing(RedisStore(url)) as store:
+            assert bury(store, run(store)) == "L1"
+            assert record(store).state == "dead"
+            assert len(store._pool._idle) == 1
+    assert "does not tell whether a replica has it" in caplog.text
+
+
+@pytest.mark.parametrize("command", [b"INFO", b"WAIT"])
+def test_a_burial_does_not_fail_because_a_reply_about_replicas_is_lost(
+    private_redis: PrivateRedis, caplog: pytest.LogCaptureFixture, command: bytes
+) -> None:
+    with (
+        replica_of(private_redis),
+        Proxy.for_url(private_redis.url) as proxy,
+        closing(RedisStore(proxy.url(private_redis.url), timeout=0.5)) as store,
+    ):
+        hold = run(store)
+        proxy.drop_reply(command)
+        assert bury(store, hold) == "L1"
+        assert proxy.dropped == 1
+        assert record(store).state == "dead"
+    assert "whether a replica has it is unknown" in caplog.text
+
+
 # --- cluster -------------------------------------------------------------------------------------------------------
 
 
@@ -794,6 +867,51 @@ def addresses(made: list[Connection]) -> list[tuple[str, int]]:
 
 def login(connection: Connection) -> tuple[str | None, str | None, int]:
     return connection.username, connection.password, connection.db
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        "decode_responses=True",
+        "protocol=3",
+        "encoding=utf-16",
+        "encoding_errors=strict",
+        "health_check_interval=1",
+        "retry_on_timeout=True",
+        "retry_on_error=1",
+        "retry=3",
+        "max_connections=1",
+        "timeout=1",
+    ],
+)
+def test_no_option_of_a_url_changes_what_the_store_relies_on(redis_url: str, namespace: str, option: str) -> None:
+    with closing(RedisStore(f"{redis_url}?{option}", namespace=namespace)) as store:
+        bury(store, run(store, "kü\ud800"))
+        assert record(store, "kü\ud800").state == "dead"
+        assert read(store).state == "open"
+        store.findings()
+
+
+@pytest.mark.parametrize("kind", ["redis://one", "redis+cluster://one", "redis+sentinel://one/mymaster"])
+def test_ours_win_and_the_timeouts_of_a_url_win(connections: Connections, kind: str) -> None:
+    made = connections(f"{kind}?socket_timeout=7&socket_connect_timeout=8&health_check_interval=9&protocol=3")
+    assert (made[0].socket_timeout, made[0].socket_connect_timeout) == (7, 8)
+    assert (made[0].health_check_interval, made[0].protocol) == (0, 2)
+    assert made[0].encoder.decode_responses is False
+
+
+@pytest.mark.parametrize("option", ["redis_connect_func=x", "nonsense=1", "ssl_ca_certs=x", "ssl_cert_reqs=required"])
+@pytest.mark.parametrize("kind", ["redis://one", "redis+cluster://one", "redis+sentinel://one/mymaster"])
+def test_an_option_that_cannot_be_is_refused_where_it_is_written(kind: str, option: str) -> None:
+    with pytest.raises(ConfigurationError, match="an option in the Redis URL"):
+        RedisStore(f"{kind}?{option}")
+
+
+@pytest.mark.parametrize("given", ["none", "CERT_NONE"])
+def test_certificates_are_asked_for_in_celerys_words_too(connections: Connections, given: str) -> None:
+    (made, *_) = connections(f"rediss://one?ssl_cert_reqs={given}")
+    assert isinstance(made, SSLConnection)
+    assert made.cert_reqs == ssl.CERT_NONE
 
 
 def test_plain_url(connections: Connections) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from task_contract.errors import ConfigurationError, ContractError, InvalidTransition, StoreUnavailable
+from task_contract.stores import open_store, sqlite_url
 from task_contract.stores.base import FACETS, ROW_FIELDS, Filter
 from task_contract.stores.pool import PAUSE, TRIES
 from task_contract.stores.sqlite import MIGRATIONS, SQLiteStore, queries
@@ -34,6 +35,7 @@ from task_contract.testing.acts import (
     run,
     wait,
 )
+from tests.stores.strikes import Target, strike_at_random
 
 #: What an enqueue's reservation lives while nobody confirms it: no verb may take nearly as long to give up.
 RESERVATION = 30.0
@@ -54,6 +56,10 @@ def store(path: Path) -> Iterator[SQLiteStore]:
 def looking_into(path: Path) -> Iterator[sqlite3.Connection]:
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         yield connection
+
+
+def asked(store: SQLiteStore, query: str, *values: object) -> list[tuple[Any, ...]]:
+    return store._pool.run(lambda connection: connection.execute(query, values).fetchall())
 
 
 def python(script: str, *arguments: object) -> subprocess.Popen[str]:
@@ -123,6 +129,18 @@ def test_a_file_of_this_release_is_opened_as_it_is(path: Path, store: SQLiteStor
         assert record(again).state == "done"
 
 
+def test_a_file_is_of_one_namespace(path: Path) -> None:
+    with closing(SQLiteStore(path, namespace="a")) as a, closing(SQLiteStore(path, namespace="b")) as b:
+        finish(a, run(a))
+        with pytest.raises(ConfigurationError, match=r"'a'.*'b'.*file of its own") as caught:
+            claim(b)
+        assert str(path) in str(caught.value)
+        with pytest.raises(ConfigurationError, match="namespace 'a', and this is 'task-contract'"):
+            open_store(sqlite_url(path)).ping()
+        with closing(open_store(sqlite_url(path), namespace="a")) as again:
+            assert record(again).state == "done"
+
+
 def test_records_have_the_columns_of_a_row(path: Path, store: SQLiteStore) -> None:
     store.ping()
     with looking_into(path) as file:
@@ -132,9 +150,8 @@ def test_records_have_the_columns_of_a_row(path: Path, store: SQLiteStore) -> No
 
 def test_writers_do_not_block_readers_and_a_commit_is_on_disk(path: Path, store: SQLiteStore) -> None:
     run(store)
-    with store._pool.borrow() as connection:
-        assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
-        assert connection.execute("PRAGMA synchronous").fetchone() == (2,)  # FULL
+    assert asked(store, "PRAGMA journal_mode") == [("wal",)]
+    assert asked(store, "PRAGMA synchronous") == [(2,)]  # FULL
     with looking_into(path) as file:
         file.execute("BEGIN IMMEDIATE")
         assert record(store).state == "running"
@@ -194,10 +211,20 @@ def test_threads_share_one_connection_without_a_deadlock(store: SQLiteStore, mon
 def test_a_verb_that_writes_asks_for_the_lock_before_it_reads(store: SQLiteStore) -> None:
     said: list[str] = []
     store.ping()
-    with store._pool.borrow() as connection:
-        connection.set_trace_callback(said.append)
+    store._pool.run(lambda connection: connection.set_trace_callback(said.append))
     finish(store, run(store))
     assert [each for each in said if each.startswith("BEGIN")] == ["BEGIN IMMEDIATE"] * 2
+
+
+def test_time_limits_leave_neither_the_connection_nor_the_lock_taken(path: Path, store: SQLiteStore) -> None:
+    target = Target(lambda: store.reserve("k", token="t", message_id="m", ttl=30))
+    strike_at_random([target], seconds=2)
+    assert target.failure is None
+    assert target.felt > 10
+    store.reserve("k", token="t", message_id="m", ttl=30)
+    with looking_into(path) as file:
+        file.execute("PRAGMA busy_timeout = 0")
+        file.execute("BEGIN IMMEDIATE")
 
 
 def test_a_refusal_leaves_no_transaction_open(path: Path, store: SQLiteStore) -> None:
@@ -388,13 +415,11 @@ def test_every_page_walks_an_index(store: SQLiteStore, facet: str, closed: bool,
     where = Filter(**{**({facet: "x"} if facet else {}), **BOUNDS[bounds], "closed": closed})
     said: list[str] = []
     store.ping()
-    with store._pool.borrow() as connection:
-        connection.set_trace_callback(said.append)
+    store._pool.run(lambda connection: connection.set_trace_callback(said.append))
     store.page_letters(where, cursor=cursor)
-    with store._pool.borrow() as connection:
-        connection.set_trace_callback(None)
-        (query,) = [each for each in said if each.startswith("SELECT")]
-        plan = " ".join(row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {query}"))
+    store._pool.run(lambda connection: connection.set_trace_callback(None))
+    (query,) = [each for each in said if each.startswith("SELECT")]
+    plan = " ".join(row[3] for row in asked(store, f"EXPLAIN QUERY PLAN {query}"))
     assert f"USING INDEX letters_{facet or 'time'} (" in plan
     assert "SCAN" not in plan
     assert "TEMP B-TREE" not in plan
@@ -406,9 +431,7 @@ def test_every_page_walks_an_index(store: SQLiteStore, facet: str, closed: bool,
 def test_housekeeping_and_places_walk_an_index(store: SQLiteStore, name: str) -> None:
     store.ping()
     query = queries()[name]
-    with store._pool.borrow() as connection:
-        rows = connection.execute(f"EXPLAIN QUERY PLAN {query}", tuple("x" * query.count("?")))
-        plan = [row[3] for row in rows]
+    plan = [row[3] for row in asked(store, f"EXPLAIN QUERY PLAN {query}", *"x" * query.count("?"))]
     assert not [step for step in plan if step.startswith("SCAN")], plan
 
 

@@ -54,7 +54,8 @@ def check(contract: Contract, json_: bool) -> None:
     if json_:
         click.echo(json.dumps([asdict(finding) for finding in findings]))
     for finding in [] if json_ else findings:
-        click.echo(f"{finding.severity}: {finding.what}\n  fix: {finding.fix}")
+        what, fix = (_printable(" ".join(text.split())) for text in (finding.what, finding.fix))
+        click.echo(f"{finding.severity}: {what}\n  fix: {fix}")
     if any(finding.severity == "error" for finding in findings):
         raise SystemExit(1)
 
@@ -82,13 +83,12 @@ def list_(contract: Contract, /, json_: bool, **filters: Any) -> None:
     with _explained():
         page = contract.dead_letters.page(**filters)
     if json_:
-        click.echo(json.dumps({"letters": [_plain(letter) for letter in page.letters], "cursor": page.cursor}))
+        _print({"letters": [_plain(letter) for letter in page.letters], "cursor": page.cursor}, json_)
         return
     for letter in page.letters:
-        when = letter.failed_at.isoformat(timespec="seconds") if letter.failed_at else ""
-        click.echo(f"{letter.id}  {when}  {_line(letter)}")
+        click.echo(_line(letter))
     if page.cursor:
-        click.echo(f"more: --cursor {page.cursor}")
+        click.echo(_printable(f"more: --cursor {page.cursor}"))
 
 
 @dlq.command()
@@ -134,8 +134,10 @@ def _explained() -> Iterator[None]:
 
 
 def _line(letter: DeadLetter) -> str:
+    when = letter.failed_at.isoformat(timespec="seconds") if letter.failed_at else ""
     parts = (letter.reason, letter.message_type, letter.key, letter.error_type, letter.error)
-    return _printable("  ".join(part for part in parts if part))[:200]
+    what = "  ".join(part for part in parts if part)[:200]
+    return _printable(f"{letter.id}  {when}  {what}")
 
 
 def _plain(letter: DeadLetter) -> dict[str, Any]:
@@ -148,7 +150,7 @@ def _print(values: dict[str, Any], json_: bool) -> None:
         return
     for name, value in values.items():
         if value not in (None, "", b"", {}):
-            click.echo(f"{name}: {_printable(_spelled(value))}")
+            click.echo(f"{name}: {_block(value) if name == 'traceback' else _printable(_spelled(value))}")
 
 
 def _spelled(value: object) -> str:
@@ -157,6 +159,15 @@ def _spelled(value: object) -> str:
     return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else str(value)
 
 
+def _block(text: str) -> str:
+    """Lines below their name, so that none of them can pass for another field."""
+    return "".join(f"\n  {_printable(line)}" for line in text.rstrip("\n").split("\n"))
+
+
 def _printable(text: str) -> str:
-    """What a message says must not steer the terminal it is shown on."""
-    return "".join(c if c.isprintable() or c == "\n" else f"\\x{ord(c):02x}" for c in text)
+    """One line: what a message says must neither steer the terminal it is shown on nor forge a row."""
+    return "".join(c if c.isprintable() else _escaped(c) for c in text)
+
+
+def _escaped(character: str) -> str:
+    return "\\n" if character == "\n" else f"\\x{ord(character):02x}"

@@ -2,7 +2,8 @@
 
 A store knows records, reservations and dead letters. It knows no policy and no framework: every bound arrives as an
 argument. Each verb is one atomic step by the store's own clock, and may be repeated by the same caller after a lost
-reply without changing its answer. `docs/protocol.md` has the tables; `task_contract.testing` has the conformance suite.
+reply without changing its answer (`release`, `free` and `discard_letter` say whether it was this very call).
+`docs/protocol.md` has the tables; `task_contract.testing` has the conformance suite.
 """
 
 from __future__ import annotations
@@ -26,9 +27,10 @@ Scope = Literal["fleet", "host", "process"]
 #: The fields of a dead letter that `page` filters by; each store indexes them.
 FACETS = ("message_type", "queue", "error_type", "group", "reason", "correlation_id", "subject", "message_id")
 
-#: How many message ids that ran in one generation are remembered besides the last (a stale copy of dead work is
-#: recognised by them).
+#: How many message ids that ran are remembered besides the last (a stale copy of dead work is recognised by them).
 SEEN_IDS = 4
+#: Before the ids of generations that are over. No id has it: an id's own "%" is kept as "%25".
+FORMER = "%-"
 
 
 class Work(NamedTuple):
@@ -78,7 +80,8 @@ class Claim(NamedTuple):
     crashes: int = 0
     #: Seconds until asking again can help (`busy`, `early`).
     wait: float = 0.0
-    #: `busy`: "running", "slots" or "suspect"; `exhausted`: "attempts" or "crashes".
+    #: `busy`: "running", "slots" or "suspect". `exhausted`: "crashes" if no crash is left by the limits of this claim,
+    #: else "attempts"; where both have run out, "crashes".
     reason: str = ""
     message_id: str = ""
     #: `done` only: whether there is a stored result, and its bytes.
@@ -356,22 +359,43 @@ class Store(ABC):
 
     @abstractmethod
     def confirm(
-        self, key: str, *, token: str, message_id: str, ttl: float, payload_hash: str = "", record_key: str = ""
+        self,
+        key: str,
+        *,
+        token: str,
+        message_id: str,
+        ttl: float,
+        payload_hash: str = "",
+        record_key: str = "",
+        until_done: bool = False,
     ) -> bool:
         """The message was sent: keep the reservation for the window. False if another holds it.
 
-        A reservation that is gone is written again, except for work that is dead already under this message id.
+        A reservation that is gone is written again, except for work that is dead already under this message id, or
+        done if the reservation was to last `until_done`.
         """
 
     @abstractmethod
     def release(self, key: str, *, token: str) -> bool:
         """Nothing was sent: give up one's own pending reservation. False if there is none."""
 
+    @abstractmethod
+    def free(self, key: str, *, message_id: str) -> bool:
+        """The message has come to its end without a record of its own (a loose dead letter, a stored result).
+
+        Gives up its reservation, pending or confirmed. False if there is none, or another message has it.
+        """
+
     # Execution.
 
     @abstractmethod
     def claim(self, key: str, work: Work, *, owner: str, lease: float, keep: float, limits: Limits) -> Claim:
-        """Ask for the right to run. `owner` is made per delivery; `keep` is how long an unfinished record stays."""
+        """Ask for the right to run. `owner` is made per delivery; `keep` is how long an unfinished record stays.
+
+        The owner of a running record may ask again: its lease is renewed, and nothing else changes. Other arguments
+        than the record's are a mismatch, unless it is a message that ran in this generation: that one cannot have
+        other arguments, only code that names them differently.
+        """
 
     @abstractmethod
     def extend(self, beats: Sequence[Beat]) -> list[BeatAnswer]:
@@ -381,6 +405,7 @@ class Store(ABC):
     def complete(self, hold: Hold, *, keep: float, result: bytes | None, reservation: str = "") -> None:
         """running → done, with the result if there is one to keep. `reservation` is the enqueue's to release.
 
+        A replay that nobody marked is closed with it: the letter is `replayed`.
         Raises `LeaseLost` if another owner has the record, `InvalidTransition` if the work is not running.
         A record that is missing (a flush, a failover) is written as done.
         """
@@ -398,7 +423,8 @@ class Store(ABC):
     ) -> None:
         """running → waiting until `delay` seconds from now. Raises as `complete` does.
 
-        An interrupted attempt is given back, up to `interruptions` times; a crashed one is counted as a crash.
+        An interrupted attempt is given back, up to `interruptions` times. A crashed one is counted as a crash, and
+        may be the last without further proof: only say so of work that is known to be the culprit.
         """
 
     @abstractmethod
@@ -413,14 +439,17 @@ class Store(ABC):
 
     @abstractmethod
     def put_letter(self, letter: DeadLetter, *, keep: float) -> str:
-        """A dead letter that has no record of its own (undecodable, unknown task, mismatch). Its id."""
+        """A dead letter that has no record of its own (undecodable, unknown task, mismatch). Its id.
+
+        One that is filed under this id already stays as it is, until it expires.
+        """
 
     @abstractmethod
     def get_letter(self, letter_id: str) -> DeadLetter | None: ...
 
     @abstractmethod
     def page_letters(self, where: Filter, *, limit: int = 50, cursor: str = "") -> Page:
-        """Newest first. A page may hold fewer than `limit` and still have a cursor."""
+        """Newest first. A page may hold fewer than `limit`, or none, and still have a cursor."""
 
     @abstractmethod
     def replay_letter(self, letter_id: str, *, by: str, reason: str, keep: float) -> DeadLetter:
@@ -496,6 +525,11 @@ def refuse_letter(answer: str, verb: str, letter_id: str, state: str) -> None:
             state=state,
         )
     raise InvalidTransition(f"cannot {verb} {letter_id}: it is {state} already", state=state)
+
+
+def check_limit(limit: int) -> None:
+    if limit < 1:
+        raise ValueError(f"a page has room for at least one letter: limit must be 1 or more, not {limit}")
 
 
 def encode_cursor(failed_at: int, letter_id: str) -> str:

@@ -27,6 +27,7 @@ from task_contract.stores.base import (
     Row,
     Store,
     Work,
+    check_limit,
     datetime_ms,
     decode_cursor,
     encode_cursor,
@@ -70,12 +71,20 @@ class MemoryStore(Store):
             return answer
 
     def confirm(
-        self, key: str, *, token: str, message_id: str, ttl: float, payload_hash: str = "", record_key: str = ""
+        self,
+        key: str,
+        *,
+        token: str,
+        message_id: str,
+        ttl: float,
+        payload_hash: str = "",
+        record_key: str = "",
+        until_done: bool = False,
     ) -> bool:
         with self._lock:
             now = self._time()
             place, row = self._place(key, now), self._row(record_key, now)
-            if not transitions.confirmable(place, row, token, message_id):
+            if not transitions.confirmable(place, row, token, message_id, until_done):
                 return False
             self._places[key] = transitions.Place(token, message_id, payload_hash, True, now + to_ms(ttl))
             return True
@@ -84,6 +93,14 @@ class MemoryStore(Store):
         with self._lock:
             place = self._place(key, self._time())
             if place is None or place.token != token or place.confirmed:
+                return False
+            del self._places[key]
+            return True
+
+    def free(self, key: str, *, message_id: str) -> bool:
+        with self._lock:
+            place = self._place(key, self._time())
+            if place is None or place.message_id != message_id:
                 return False
             del self._places[key]
             return True
@@ -128,6 +145,7 @@ class MemoryStore(Store):
             row = self._end(hold, "complete", "done", now)
             if row is not None:
                 transitions.complete(row, result, keep, now)
+                self._close(row.letter_id, "replayed", now, only="replaying")
                 self._write(hold, row, reservation)
 
     def retry(
@@ -169,7 +187,7 @@ class MemoryStore(Store):
 
     def put_letter(self, letter: DeadLetter, *, keep: float) -> str:
         with self._lock:
-            if letter.id not in self._letters:
+            if self.get_letter(letter.id) is None:
                 self._file(letter, keep, self._time())
             return letter.id
 
@@ -179,6 +197,7 @@ class MemoryStore(Store):
             return letter if letter and datetime_ms(letter.expires_at) > self._time() else None
 
     def page_letters(self, where: Filter, *, limit: int = 50, cursor: str = "") -> Page:
+        check_limit(limit)
         before = decode_cursor(cursor)
         with self._lock:
             found = sorted(self._matching(where, before), key=_order, reverse=True)

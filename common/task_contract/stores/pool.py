@@ -6,12 +6,13 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from typing import Generic, TypeVar
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Generic, NamedTuple, TypeVar
 
 from task_contract.errors import StoreUnavailable
-from task_contract.forking import after_fork
+from task_contract.forking import after_fork, around_fork
+from task_contract.stores.turns import Turns
 
 C = TypeVar("C")
 T = TypeVar("T")
@@ -28,29 +29,50 @@ class Pool(Generic[C]):
     """
 
     def __init__(
-        self, connect: Callable[[], C], close: Callable[[C], None], *, size: int = 20, timeout: float = 1.0
+        self,
+        connect: Callable[[], C],
+        close: Callable[[C], None],
+        *,
+        size: int = 20,
+        timeout: float = 1.0,
+        inheritable: bool = True,
     ) -> None:
         self._connect, self._close, self._size, self._timeout = connect, close, size, timeout
-        self._inherited: list[C] = []
-        self._renew(deque())
+        self._inherited: list[deque[C]] = []
+        self._renew()
         after_fork(self._leave_to_parent)
+        if not inheritable:
+            around_fork(self._close_before_fork, self._go_on_in_parent)
 
-    @contextmanager
-    def borrow(self) -> Iterator[C]:
-        """A connection for one conversation. Whatever goes wrong in it, that connection is not used again."""
-        places, idle = self._places, self._idle
-        if not places.acquire(timeout=self._timeout):
-            raise StoreUnavailable(f"all {self._size} connections to the store are in use; raise `max_connections`")
+    def run(self, conversation: Callable[[C], T]) -> T:
+        """Have a conversation on a connection. Whatever goes wrong in it, that connection is not used again.
+
+        Not a context manager: an exception that strikes at the entry of `__exit__`, as a time limit's may, would leave
+        its place taken for as long as the traceback lives. What this frame's own `finally` calls first is always done.
+        """
+        turns, idle, place = self._turns, self._idle, object()
+        in_doubt: C | None = None
         try:
-            connection = self._take(idle)
-            try:
-                yield connection
-            except BaseException:
-                self._close(connection)
-                raise
-            idle.append(connection)
+            if not turns.enter(place, self._timeout):
+                raise self._all_in_use(turns)
+            in_doubt = self._take(idle)
+            answer = conversation(in_doubt)
+            trusted, in_doubt = in_doubt, None
+            idle.append(trusted)
+            return answer
         finally:
-            places.release()
+            try:
+                if in_doubt is not None:
+                    self._drop(in_doubt)
+            finally:
+                turns.taken.discard(place)
+                if turns.waiting:
+                    turns.call()
+
+    def _all_in_use(self, turns: Turns) -> StoreUnavailable:
+        # No fork takes that long: one that still has a place was struck before it could leave.
+        turns.taken.difference_update([place for place in [*turns.taken] if isinstance(place, _Forking)])
+        return StoreUnavailable(f"all {self._size} connections to the store are in use; raise `max_connections`")
 
     def _take(self, idle: deque[C]) -> C:
         try:
@@ -58,20 +80,40 @@ class Pool(Generic[C]):
         except IndexError:
             return self._connect()
 
+    def _drop(self, connection: C) -> None:
+        with suppress(Exception):  # the error that made us drop it says more
+            self._close(connection)
+
     def clear(self) -> None:
         """Close what is idle: after an error that others will meet too, and at the end."""
         with suppress(IndexError):
             while True:
-                self._close(self._idle.pop())
+                self._drop(self._idle.pop())
 
-    def _renew(self, idle: deque[C]) -> None:
-        self._idle = idle
-        self._places = threading.BoundedSemaphore(self._size)
+    def _renew(self) -> None:
+        self._idle: deque[C] = deque()
+        self._turns = Turns(self._size)
 
     def _leave_to_parent(self) -> None:
-        # Kept alive and untouched: closing one here would say goodbye on the parent's socket.
-        self._inherited.extend(self._idle)
-        self._renew(deque())
+        # Kept alive and untouched, also what is given back later: closing one here would say goodbye on the parent's
+        # socket.
+        self._inherited.append(self._idle)
+        self._renew()
+
+    def _close_before_fork(self) -> None:
+        """Let nothing be inherited: wait for the one who uses the connection, and close it."""
+        self._turns.enter(_Forking(threading.get_ident()), self._timeout)
+        self.clear()
+
+    def _go_on_in_parent(self) -> None:
+        self._turns.taken.discard(_Forking(threading.get_ident()))
+        self._turns.call()
+
+
+class _Forking(NamedTuple):
+    """The place of a thread that forks; several may at once."""
+
+    thread: int
 
 
 def patiently(operation: Callable[[], T], recover: Callable[[Exception], bool], what: str) -> T:

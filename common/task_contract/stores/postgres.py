@@ -32,6 +32,7 @@ from task_contract.stores.base import (
     Row,
     Store,
     Work,
+    check_limit,
     datetime_ms,
     decode_cursor,
     encode_cursor,
@@ -41,6 +42,7 @@ from task_contract.stores.base import (
     to_ms,
 )
 from task_contract.stores.pool import Pool, patiently
+from task_contract.stores.urls import refuse_unclear
 
 try:
     import psycopg
@@ -62,8 +64,9 @@ _LETTER = ("id", "body", "store_key", "state", "generation", "replays", *_LETTER
 #: The functions: how many arguments each takes, and what is wanted of its answer.
 _VERBS = {
     "reserve": (8, "*"),
-    "confirm": (7, "*"),
+    "confirm": (8, "*"),
     "release": (3, "*"),
+    "free": (3, "*"),
     "claim": (19, "*"),
     "extend": (9, "*"),
     "complete": (16, "*"),
@@ -124,12 +127,24 @@ class PostgresStore(Store):
         )
 
     def confirm(
-        self, key: str, *, token: str, message_id: str, ttl: float, payload_hash: str = "", record_key: str = ""
+        self,
+        key: str,
+        *,
+        token: str,
+        message_id: str,
+        ttl: float,
+        payload_hash: str = "",
+        record_key: str = "",
+        until_done: bool = False,
     ) -> bool:
-        return self._flag("confirm", self.now_ms(), key, token, message_id, to_ms(ttl), payload_hash, record_key)
+        what = token, message_id, to_ms(ttl), payload_hash, record_key, until_done
+        return self._flag("confirm", self.now_ms(), key, *what)
 
     def release(self, key: str, *, token: str) -> bool:
         return self._flag("release", self.now_ms(), key, token)
+
+    def free(self, key: str, *, message_id: str) -> bool:
+        return self._flag("free", self.now_ms(), key, message_id)
 
     # Execution.
 
@@ -185,6 +200,7 @@ class PostgresStore(Store):
         return _letter(found[0]) if found else None
 
     def page_letters(self, where: Filter, *, limit: int = 50, cursor: str = "") -> Page:
+        check_limit(limit)
         since = None if where.since is None else datetime_ms(where.since)
         until = None if where.until is None else datetime_ms(where.until)
         facets, at = [getattr(where, name) for name in FACETS], decode_cursor(cursor)
@@ -276,11 +292,7 @@ class PostgresStore(Store):
             return self._query(statement, arguments)
 
     def _query(self, statement: str, arguments: Sequence[Any]) -> list[tuple[Any, ...]]:
-        with self._pool.borrow() as connection:
-            try:
-                rows = connection.ask(statement, arguments)
-            except (psycopg.DataError, UnicodeEncodeError):
-                rows = connection.ask(statement, _storable(arguments))
+        rows = self._pool.run(lambda connection: connection.ask_storably(statement, arguments))
         return [tuple([_plain(v) if v.__class__ is str and _MARK in v else v for v in row]) for row in rows]
 
     # Inside: connections.
@@ -311,10 +323,9 @@ class PostgresStore(Store):
 
     def _prepare(self) -> None:
         """Once per process: is this a database we can work with, and is the schema there?"""
-        with self._pool.borrow() as connection:
-            ((encoding, isolation),) = connection.ask(
-                "SELECT current_setting('server_encoding'), current_setting('transaction_isolation')", ()
-            )
+        ((encoding, isolation),) = self._query(
+            "SELECT current_setting('server_encoding'), current_setting('transaction_isolation')", ()
+        )
         if encoding not in ("UTF8", "SQL_ASCII"):
             raise ContractError(f"the database has the encoding {encoding}, which cannot hold every text; use UTF8")
         if isolation != "read committed":
@@ -388,6 +399,12 @@ class _Connection(psycopg.Connection[tuple[Any, ...]]):
             self._asking = self.cursor()
         return self._asking.execute(cast("Any", statement), arguments).fetchall()
 
+    def ask_storably(self, statement: str, arguments: Sequence[Any]) -> list[tuple[Any, ...]]:
+        try:
+            return self.ask(statement, arguments)
+        except (psycopg.DataError, UnicodeEncodeError):
+            return self.ask(statement, _storable(arguments))
+
     def wait(self, gen: Generator[Any, Any, T], *args: Any, **kwargs: Any) -> T:
         return super().wait(gen if self.patience is None else _hurry(gen, self.patience), *args, **kwargs)
 
@@ -408,18 +425,23 @@ def _hurry(gen: Generator[Any, Any, T], patience: float) -> Generator[Any, Any, 
 
 def _quote(schema: str) -> str:
     # It stands inside quoted identifiers, literals and function bodies; what is harmless in all of them is enough.
-    if not re.fullmatch(r"[\w-]+", schema) or len(schema.encode()) > 63:
+    if not re.fullmatch(r"[\w.-]+", schema) or len(schema.encode()) > 63:
         raise ConfigurationError(
-            f"not a schema name: {schema!r}; use up to 63 letters, digits, underscores and hyphens"
+            f"not a schema name: {schema!r}; use up to 63 letters, digits, underscores, hyphens and dots"
         )
     return f'"{schema}"'
 
 
 def _options(url: str, timeout: float) -> str:
+    refuse_unclear(url)
     try:
         theirs = str(conninfo_to_dict(url).get("options") or "")
-    except psycopg.ProgrammingError as error:
-        raise ConfigurationError(f"not a PostgreSQL URL: {error}") from error
+    except psycopg.ProgrammingError:
+        # What the driver says may quote the password, and so would the chain of exceptions.
+        raise ConfigurationError(
+            "not a PostgreSQL URL: postgresql://user:password@host:5432/database?option=value, with options that libpq "
+            "knows, and what is special in a URL (@ : / ? # %) percent-encoded in its parts"
+        ) from None
     ours = {
         "statement_timeout": to_ms(timeout),
         "default_transaction_isolation": r"read\ committed",

@@ -40,6 +40,7 @@ from task_contract.stores.base import (
     Row,
     Store,
     Work,
+    check_limit,
     datetime_ms,
     decode_cursor,
     encode_cursor,
@@ -55,7 +56,7 @@ log = logging.getLogger(__name__)
 
 #: Leases renewed by one script: it holds up the server for less than a millisecond or two.
 BEATS_PER_CALL = 100
-#: How long a burial waits for a replica, where there is one.
+#: How long a burial waits for a replica, where there is one: at most this, and at most half of the client's timeout.
 REPLICA_WAIT_MS = 500
 #: How often the store looks whether there are replicas.
 REPLICAS_KNOWN_FOR = 30.0
@@ -90,6 +91,7 @@ class RedisStore(Store):
         self._pool: Pool[Connection] = Pool(
             self._route.connect, Connection.disconnect, size=max_connections, timeout=timeout
         )
+        self._timeout = timeout
         self._replicas, self._replicas_known_at = False, float("-inf")
 
     # Enqueue.
@@ -111,12 +113,24 @@ class RedisStore(Store):
         return Reservation(_text(outcome), _text(holder), _text(held_by), _text(state))  # type: ignore[arg-type]
 
     def confirm(
-        self, key: str, *, token: str, message_id: str, ttl: float, payload_hash: str = "", record_key: str = ""
+        self,
+        key: str,
+        *,
+        token: str,
+        message_id: str,
+        ttl: float,
+        payload_hash: str = "",
+        record_key: str = "",
+        until_done: bool = False,
     ) -> bool:
-        return bool(self._run("confirm", key, token, message_id, to_ms(ttl), payload_hash, record_key))
+        what = token, message_id, to_ms(ttl), payload_hash, record_key, int(until_done)
+        return bool(self._run("confirm", key, *what))
 
     def release(self, key: str, *, token: str) -> bool:
         return bool(self._run("release", key, token))
+
+    def free(self, key: str, *, message_id: str) -> bool:
+        return bool(self._run("free", key, message_id))
 
     # Execution.
 
@@ -199,6 +213,7 @@ class RedisStore(Store):
         return None if reply is None else _letter(reply)
 
     def page_letters(self, where: Filter, *, limit: int = 50, cursor: str = "") -> Page:
+        check_limit(limit)
         at, letter_id = decode_cursor(cursor)
         since = "" if where.since is None else datetime_ms(where.since)
         until = "" if where.until is None else datetime_ms(where.until)
@@ -270,16 +285,27 @@ class RedisStore(Store):
         return self._patiently(lambda: self._evaluate(code, words, durable), name)
 
     def _evaluate(self, code: Script, words: tuple[Any, ...], durable: bool) -> Any:
-        with self._pool.borrow() as connection:
-            reply = _evaluate(connection, code, words)
-            if durable and self._has_replicas(connection):
-                self._await_replica(connection, code.name)
-            return reply
+        if durable:
+            return self._evaluate_durably(code, words)
+        return self._pool.run(lambda connection: _evaluate(connection, code, words))
+
+    def _evaluate_durably(self, code: Script, words: tuple[Any, ...]) -> Any:
+        replies: list[Any] = []
+
+        def converse(connection: Connection) -> None:
+            replies.append(_evaluate(connection, code, words))
+            self._await_replica(connection, code.name)
+
+        try:
+            self._pool.run(converse)
+        except (exceptions.RedisError, OSError) as error:
+            if not replies:
+                raise
+            log.warning("%s is stored, but whether a replica has it is unknown: %s", code.name, error)
+        return replies[0]
 
     def _converse(self, words: Sequence[str | int]) -> Any:
-        with self._pool.borrow() as connection:
-            connection.send_command(*words)
-            return connection.read_response()
+        return self._pool.run(lambda connection: _ask(connection, *words))
 
     def _patiently(self, operation: Callable[[], Any], what: str) -> Any:
         try:
@@ -296,15 +322,20 @@ class RedisStore(Store):
 
     def _has_replicas(self, connection: Connection) -> bool:
         if time.monotonic() - self._replicas_known_at > REPLICAS_KNOWN_FOR:
-            connection.send_command("INFO", "replication")
-            self._replicas = b"connected_slaves:0" not in connection.read_response()
-            self._replicas_known_at = time.monotonic()
+            self._replicas_known_at = time.monotonic()  # also if there is no answer: ask again later, not each time
+            self._replicas = b"connected_slaves:0" not in _ask(connection, "INFO", "replication")
         return self._replicas
 
     def _await_replica(self, connection: Connection, verb: str) -> None:
-        connection.send_command("WAIT", 1, REPLICA_WAIT_MS)
-        if connection.read_response() < 1:
-            log.warning("%s: no replica confirmed within %s ms; a failover now may lose it", verb, REPLICA_WAIT_MS)
+        """What is stored is stored: nothing in here may fail the verb."""
+        limit = _replica_wait_ms(connection.socket_timeout or self._timeout)
+        try:
+            confirmed = not self._has_replicas(connection) or _ask(connection, "WAIT", 1, limit) > 0
+        except exceptions.ResponseError as error:  # refused, as by an ACL
+            log.warning("%s is stored, but the server does not tell whether a replica has it: %s", verb, error)
+            return
+        if not confirmed:
+            log.warning("%s: no replica confirmed within %s ms; a failover now may lose it", verb, limit)
 
 
 #: The server we talked to is gone, or is not the one that has our keys.
@@ -319,6 +350,15 @@ _TRANSIENT = (
     exceptions.ClusterDownError,
     exceptions.MasterDownError,
 )
+
+
+def _ask(connection: Connection, *words: str | int) -> Any:
+    connection.send_command(*words)
+    return connection.read_response()
+
+
+def _replica_wait_ms(timeout: float) -> int:
+    return max(1, min(REPLICA_WAIT_MS, round(timeout * 1000 / 2)))  # 0 would be for ever
 
 
 def _evaluate(connection: Connection, code: Script, words: tuple[Any, ...]) -> Any:

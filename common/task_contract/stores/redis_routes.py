@@ -13,11 +13,12 @@ from redis import ConnectionPool
 from redis.backoff import NoBackoff
 from redis.connection import Connection, parse_url
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import MovedError
+from redis.exceptions import MovedError, RedisError
 from redis.retry import Retry
 from redis.sentinel import Sentinel
 
 from task_contract.errors import ConfigurationError
+from task_contract.stores.urls import refuse_unclear
 
 Address = tuple[str, int]
 
@@ -25,8 +26,8 @@ Address = tuple[str, int]
 class Route:
     """One server, as the URL says."""
 
-    def __init__(self, url: str, options: dict[str, Any]) -> None:
-        self._pool = ConnectionPool.from_url(url, **options)
+    def __init__(self, url: str, timeout: float) -> None:
+        self._pool = ConnectionPool(**_options(url, timeout))
 
     def connect(self) -> Connection:
         return _connected(self._pool)
@@ -38,24 +39,28 @@ class Route:
 class SentinelRoute(Route):
     """`redis+sentinel://host:port,host:port/service/0`: every new connection asks for the master."""
 
-    def __init__(self, url: str, options: dict[str, Any]) -> None:
-        parts = urlsplit(url)
-        service, _, database = parts.path.strip("/").partition("/")
+    def __init__(self, url: str, timeout: float) -> None:
+        service, _, database = urlsplit(url).path.strip("/").partition("/")
         if not service:
             raise ConfigurationError("name the Sentinels' service in the URL: redis+sentinel://host:26379/mymaster/0")
-        login = _login(url)
-        sentinel = Sentinel(_addresses(url, 26379), sentinel_kwargs=dict(options), **options)
-        self._pool = sentinel.master_for(service, db=int(database or 0), **login).connection_pool
+        # The login is the master's: the Sentinels themselves have none, or one of their own.
+        sentinel = Sentinel(_addresses(url, 26379), sentinel_kwargs={**_timeouts(timeout), **_OURS})
+        options = _options(_single(url, "host", 0), timeout)
+        secure = {"ssl": True} if "connection_class" in options else {}
+        asked = {
+            name: value for name, value in options.items() if name not in ("host", "port", "db", "connection_class")
+        }
+        self._pool = sentinel.master_for(service, db=int(database or 0), **asked, **secure).connection_pool
 
 
 class ClusterRoute(Route):
     """`redis+cluster://host:port,host:port`: any node answers with the one that has our keys."""
 
-    def __init__(self, url: str, options: dict[str, Any]) -> None:
+    def __init__(self, url: str, timeout: float) -> None:
         self._nodes = _addresses(url, 6379)
         self._current = self._nodes[0]
         self._pools: dict[Address, ConnectionPool] = {}
-        self._url, self._options = url, options
+        self._options = _options(_single(url, "host", 0), timeout)
 
     def connect(self) -> Connection:
         return self._to(self._current)
@@ -72,7 +77,8 @@ class ClusterRoute(Route):
 
     def _to(self, address: Address) -> Connection:
         if address not in self._pools:
-            self._pools[address] = ConnectionPool.from_url(_single(self._url, *address), **self._options)
+            host, port = address
+            self._pools[address] = ConnectionPool(**{**self._options, "host": host, "port": port})
         connection = _connected(self._pools[address])
         if len(self._nodes) == 1:
             self._discover(connection)
@@ -98,27 +104,89 @@ def _connected(pool: ConnectionPool) -> Connection:
 
 
 def find_route(url: str, timeout: float) -> Route:
+    refuse_unclear(url)
     try:
-        return _find_route(url, timeout)
-    except ValueError as error:
-        raise ConfigurationError(f"not a Redis URL: {error}") from error
+        return _ROUTES.get(urlsplit(url).scheme, Route)(url, timeout)
+    except ConfigurationError:
+        raise
+    except ValueError:
+        # What a parser says may quote the password, and so would the chain of exceptions.
+        raise ConfigurationError(
+            "not a Redis URL: redis://user:password@host:6379/0, with what is special in a URL (@ : / ? # %) "
+            "percent-encoded in its parts"
+        ) from None
 
 
-def _find_route(url: str, timeout: float) -> Route:
-    options = {
-        "socket_timeout": timeout,
-        "socket_connect_timeout": timeout,
-        "retry": Retry(NoBackoff(), 0),  # `patiently` repeats, and knows what may be repeated
-        "protocol": 2,
-        "encoding_errors": "surrogatepass",  # whatever a task's arguments contain, its record must be written
-    }
-    routes: dict[str, Callable[[str, dict[str, Any]], Route]] = {
-        "redis+sentinel": SentinelRoute,
-        "rediss+sentinel": SentinelRoute,
-        "redis+cluster": ClusterRoute,
-        "rediss+cluster": ClusterRoute,
-    }
-    return routes.get(urlsplit(url).scheme, Route)(url, options)
+_ROUTES: dict[str, Callable[[str, float], Route]] = {
+    "redis+sentinel": SentinelRoute,
+    "rediss+sentinel": SentinelRoute,
+    "redis+cluster": ClusterRoute,
+    "rediss+cluster": ClusterRoute,
+}
+
+#: What the store relies on, whatever the URL says.
+_OURS: dict[str, Any] = {
+    "retry": Retry(NoBackoff(), 0),  # `patiently` repeats, and knows what may be repeated
+    "protocol": 2,
+    "decode_responses": False,
+    "encoding": "utf-8",
+    "encoding_errors": "surrogatepass",  # whatever a task's arguments contain, its record must be written
+    "health_check_interval": 0,
+}
+#: What a URL may say besides. Its timeouts win over the store's.
+_THEIRS = frozenset(
+    [
+        "host",
+        "port",
+        "path",
+        "db",
+        "username",
+        "password",
+        "client_name",
+        "connection_class",
+        "socket_timeout",
+        "socket_connect_timeout",
+        "socket_keepalive",
+        "ssl_keyfile",
+        "ssl_certfile",
+        "ssl_cert_reqs",
+        "ssl_ca_certs",
+        "ssl_ca_data",
+        "ssl_ca_path",
+        "ssl_check_hostname",
+        "ssl_password",
+        "ssl_ciphers",
+    ]
+)
+#: And what it may say to redis-py's own clients and pools, and has no meaning for ours.
+_MOOT = frozenset(["max_connections", "timeout", "retry_on_timeout", "retry_on_error"])
+
+
+def _options(url: str, timeout: float) -> dict[str, Any]:
+    given: dict[str, Any] = {**parse_url(url)}
+    unknown = set(given) - _THEIRS - _MOOT - set(_OURS)
+    if unknown:  # not named: what stands there may belong to a password
+        known = ", ".join(sorted(_THEIRS - {"host", "port", "path", "connection_class"}))
+        raise ConfigurationError(f"an option in the Redis URL is none that can be given there; known are {known}")
+    if "ssl_cert_reqs" in given:  # Celery has it as CERT_NONE
+        given["ssl_cert_reqs"] = str(given["ssl_cert_reqs"]).lower().removeprefix("cert_")
+    options = {**_timeouts(timeout), **{name: given[name] for name in given if name in _THEIRS}, **_OURS}
+    _try(**options)
+    return options
+
+
+def _try(*, connection_class: type[Connection] = Connection, **options: Any) -> None:
+    try:
+        connection_class(**options)
+    except (TypeError, RedisError):
+        raise ConfigurationError(
+            "an option in the Redis URL does not fit: those that begin with ssl_ need rediss://, and values that "
+            "redis-py can use"
+        ) from None
+
+
+def _timeouts(timeout: float) -> dict[str, float]:
+    return {"socket_timeout": timeout, "socket_connect_timeout": timeout}
 
 
 def _addresses(url: str, default_port: int) -> list[Address]:
@@ -134,9 +202,3 @@ def _single(url: str, host: str, port: int) -> str:
     login, at, _ = parts.netloc.rpartition("@")
     host = f"[{host}]" if ":" in host else host
     return urlunsplit((scheme, f"{login}{at}{host}:{port}", "", parts.query, ""))
-
-
-def _login(url: str) -> dict[str, Any]:
-    known = parse_url(_single(url, "host", 0))
-    login = {name: value for name, value in known.items() if name not in ("host", "port", "db", "connection_class")}
-    return login | ({"ssl": True} if "connection_class" in known else {})

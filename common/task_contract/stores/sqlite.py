@@ -33,6 +33,7 @@ from task_contract.stores.base import (
     Row,
     Store,
     Work,
+    check_limit,
     datetime_ms,
     decode_cursor,
     encode_cursor,
@@ -80,13 +81,15 @@ def _read(name: str) -> str:
 class SQLiteStore(Store):
     scope = "host"
 
-    def __init__(self, path: str | Path, *, timeout: float = 2.0) -> None:
+    def __init__(self, path: str | Path, *, namespace: str = "task-contract", timeout: float = 2.0) -> None:
         if str(path) in ("", ":memory:"):
             raise ConfigurationError("an SQLite store needs a file that other processes can open; or use memory://")
-        self.path, self._timeout = Path(path), timeout
-        # One connection a process: its threads queue for it instead of polling for the file's lock.
+        self.path, self.namespace, self._timeout = Path(path), namespace, timeout
+        # One connection a process: its threads queue for it instead of polling for the file's lock. And none across a
+        # fork: SQLite keeps book of its locks in memory, a child inherits the book, and the parent's closing would then
+        # delete the log under the child's feet.
         self._pool: Pool[sqlite3.Connection] = Pool(
-            self._connect, sqlite3.Connection.close, size=1, timeout=timeout * 2
+            self._connect, sqlite3.Connection.close, size=1, timeout=timeout * 2, inheritable=False
         )
 
     # Enqueue.
@@ -113,10 +116,18 @@ class SQLiteStore(Store):
         return self._transact(step, "reserve")
 
     def confirm(
-        self, key: str, *, token: str, message_id: str, ttl: float, payload_hash: str = "", record_key: str = ""
+        self,
+        key: str,
+        *,
+        token: str,
+        message_id: str,
+        ttl: float,
+        payload_hash: str = "",
+        record_key: str = "",
+        until_done: bool = False,
     ) -> bool:
         def step(tx: Transaction) -> bool:
-            allowed = transitions.confirmable(tx.place(key), tx.row(record_key), token, message_id)
+            allowed = transitions.confirmable(tx.place(key), tx.row(record_key), token, message_id, until_done)
             if allowed:
                 tx.run("put_place", key, token, message_id, payload_hash, 1, tx.now + to_ms(ttl))
             return allowed
@@ -132,6 +143,12 @@ class SQLiteStore(Store):
             return mine
 
         return self._transact(step, "release")
+
+    def free(self, key: str, *, message_id: str) -> bool:
+        def step(tx: Transaction) -> bool:
+            return tx.place(key) is not None and tx.run("drop_place_of", key, message_id).rowcount == 1
+
+        return self._transact(step, "free")
 
     # Execution.
 
@@ -172,6 +189,7 @@ class SQLiteStore(Store):
     def complete(self, hold: Hold, *, keep: float, result: bytes | None, reservation: str = "") -> None:
         def step(tx: Transaction, row: Row) -> None:
             transitions.complete(row, result, keep, tx.now)
+            tx.run("close_replaying", tx.now, row.letter_id)
             tx.run("drop_place_of", reservation, hold.work.message_id)
 
         self._end(hold, "complete", "done", step)
@@ -219,13 +237,18 @@ class SQLiteStore(Store):
     # Dead letters.
 
     def put_letter(self, letter: DeadLetter, *, keep: float) -> str:
-        self._transact(lambda tx: tx.file(letter, keep), "put_letter")
+        def step(tx: Transaction) -> None:
+            if tx.letter(letter.id) is None:
+                tx.file(letter, keep)
+
+        self._transact(step, "put_letter")
         return letter.id
 
     def get_letter(self, letter_id: str) -> DeadLetter | None:
         return self._transact(lambda tx: tx.letter(letter_id), "get_letter", begin="BEGIN")
 
     def page_letters(self, where: Filter, *, limit: int = 50, cursor: str = "") -> Page:
+        check_limit(limit)
         query, values = _page_query(where, cursor)
 
         def step(tx: Transaction) -> list[tuple[Any, ...]]:
@@ -310,18 +333,31 @@ class SQLiteStore(Store):
             )
         except (OSError, sqlite3.OperationalError) as error:
             raise ConfigurationError(f"cannot open the store at {self.path}: {error}") from error
-        connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute("PRAGMA synchronous = FULL")
-        _migrate(connection, self.path)
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA synchronous = FULL")
+            _migrate(connection, self.path, self.namespace)
+            self._refuse_other_namespace(connection)
+        except BaseException:
+            connection.close()
+            raise
         return connection
 
+    def _refuse_other_namespace(self, connection: sqlite3.Connection) -> None:
+        (theirs,) = connection.execute("SELECT value FROM about WHERE name = 'namespace'").fetchone()
+        if theirs != self.namespace:
+            raise ConfigurationError(
+                f"{self.path} holds the records of the namespace {theirs!r}, and this is {self.namespace!r}: "
+                f"give each namespace a file of its own, or open this one with namespace={theirs!r}"
+            )
+
     def _transact(self, step: Callable[[Transaction], T], what: str, begin: str = "BEGIN IMMEDIATE") -> T:
-        def attempt() -> T:
-            with self._pool.borrow() as connection, _transaction(connection, begin):
+        def converse(connection: sqlite3.Connection) -> T:
+            with _transaction(connection, begin):
                 return step(Transaction(connection, self._time()))
 
         try:
-            return patiently(attempt, _is_busy, what)
+            return patiently(lambda: self._pool.run(converse), _is_busy, what)
         except sqlite3.Error as error:
             raise StoreUnavailable(f"the store at {self.path} could not answer {what}: {error}") from error
 
@@ -362,6 +398,7 @@ class Transaction:
 
     def file(self, letter: DeadLetter, keep: float, store_key: str = "", generation: int = 0, replays: int = 0) -> None:
         times = (self.now, self.now + to_ms(keep))
+        self.run("drop_letter", letter.id)
         self.run("put_letter", letter.id, store_key, generation, replays, *times, *letter.facets(), letter.body())
 
 
@@ -377,7 +414,7 @@ def _transaction(connection: sqlite3.Connection, begin: str) -> Iterator[None]:
     connection.execute("COMMIT")
 
 
-def _migrate(connection: sqlite3.Connection, path: Path) -> None:
+def _migrate(connection: sqlite3.Connection, path: Path, namespace: str) -> None:
     if _version(connection) == len(MIGRATIONS):
         return
     with _transaction(connection, "BEGIN IMMEDIATE"):
@@ -387,6 +424,8 @@ def _migrate(connection: sqlite3.Connection, path: Path) -> None:
         for name in MIGRATIONS[version:]:
             for statement in _statements(_read(name)):
                 connection.execute(statement)
+        if version == 0:
+            connection.execute("INSERT INTO about VALUES ('namespace', ?)", (namespace,))
         connection.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
 
 

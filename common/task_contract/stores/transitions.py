@@ -2,8 +2,8 @@
 
 Each takes a copy of the row (None if there is none), changes it or makes one, and answers. The store supplies what lies
 outside the row and writes back what comes out, inside one lock or transaction; a row that is not handed back must not
-be written. The Redis scripts and the
-PostgreSQL functions say the same in Lua and SQL; the conformance suite keeps the three alike.
+be written. The Redis scripts and the PostgreSQL functions say the same in Lua and SQL; the conformance suite keeps the
+three alike.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from task_contract.stores.base import (
+    FORMER,
     SEEN_IDS,
     Beat,
     BeatAnswer,
@@ -93,12 +94,13 @@ def _work_state(place: Place | None, row: Row | None) -> str:
     return "enqueued" if place and place.confirmed else "pending"
 
 
-def confirmable(place: Place | None, row: Row | None, token: str, message_id: str) -> bool:
+def confirmable(place: Place | None, row: Row | None, token: str, message_id: str, until_done: bool) -> bool:
     if place is not None:
         return place.token == token
-    # The worker was faster than the confirmation and buried the work, which released the reservation: writing it
-    # again would keep the next enqueue of dead work out for a whole window.
-    return not (row is not None and row.state == "dead" and row.message_id == message_id)
+    # The worker was faster than the confirmation and ended the work, which released the reservation: writing it again
+    # would keep the next enqueue out for a whole window.
+    ended = ("dead", "done") if until_done else ("dead",)
+    return not (row is not None and row.state in ended and row.message_id == message_id)
 
 
 def live(row: Row | None, now: int) -> Row | None:
@@ -111,13 +113,17 @@ def claim(row: Row | None, asked: Asked) -> Claimed:
         return _start(_fresh(work, asked.now), asked)
     if row.state == "dead" and not _stale(row, work.message_id):
         return _new_generation(row, asked)
-    if row.payload_hash and work.payload_hash and row.payload_hash != work.payload_hash:
+    if row.state == "dead":
+        return Claimed(_answer("dead", row))
+    if _differ(row, work) and not _ran(row, work.message_id):
         return Claimed(_answer("mismatch", row))
     if row.state == "running":
         return _meet_running(row, asked)
-    if row.state == "waiting":
-        return _meet_waiting(row, asked)
-    return Claimed(_answer("done" if row.state == "done" else "dead", row))
+    return _meet_waiting(row, asked) if row.state == "waiting" else Claimed(_answer("done", row))
+
+
+def _differ(row: Row, work: Work) -> bool:
+    return bool(row.payload_hash and work.payload_hash) and row.payload_hash != work.payload_hash
 
 
 def _fresh(work: Work, now: int) -> Row:
@@ -140,7 +146,7 @@ def _answer(outcome: Outcome, row: Row, wait: int = 0, reason: str = "") -> Clai
 
 def _new_generation(row: Row, asked: Asked) -> Claimed:
     renewed = _fresh(asked.work, asked.now)
-    renewed.fence, renewed.generation = row.fence, row.generation + 1
+    renewed.fence, renewed.generation, renewed.seen_ids = row.fence, row.generation + 1, _former_ids(row)
     step = _start(renewed, asked)
     return step._replace(superseded=row.letter_id if step.row else "")
 
@@ -148,13 +154,18 @@ def _new_generation(row: Row, asked: Asked) -> Claimed:
 def _meet_waiting(row: Row, asked: Asked) -> Claimed:
     if row.not_before > asked.now:
         return Claimed(_answer("early", row, row.not_before - asked.now))
-    return _exhaust(row, asked) if row.attempts >= asked.limits.attempts else _start(row, asked)
+    # Whoever put these crashes on a record that waits knew the culprit: it needs no further proof.
+    if row.attempts >= asked.limits.attempts or row.crashes >= asked.limits.crashes:
+        return _exhaust(row, asked)
+    return _start(row, asked)
 
 
 def _meet_running(row: Row, asked: Asked) -> Claimed:
     limits = asked.limits
     if row.owner == asked.owner:
-        return Claimed(_exhausted(row, limits) if row.exhausted else _answer("won", row))
+        # Its reply was lost, and by now the lease may be as well: the run that begins needs a whole one.
+        _lease(row, asked.now + asked.lease)
+        return Claimed(_exhausted(row, limits) if row.exhausted else _answer("won", row), row)
     if row.lease_until > asked.now:
         return Claimed(_answer("busy", row, row.lease_until - asked.now, "running"))
     if row.exhausted:
@@ -213,9 +224,24 @@ def _hand_over(row: Row, asked: Asked) -> None:
     row.updated_at, row.expires_at = asked.now, asked.now + asked.keep
 
 
-def _stale(row: Row, message_id: str) -> bool:
+def _lease(row: Row, until: int) -> None:
+    row.lease_until, row.expires_at = until, max(row.expires_at, until)
+
+
+def _ran(row: Row, message_id: str) -> bool:
     """Whether this is a copy of a message that ran in this generation."""
     return message_id == row.message_id or _one_word(message_id) in _seen(row)
+
+
+def _stale(row: Row, message_id: str) -> bool:
+    """Whether this is a copy of a message that ran in this generation or in one before."""
+    return _ran(row, message_id) or FORMER + _one_word(message_id) in _seen(row)
+
+
+def _former_ids(row: Row) -> str:
+    """What the next generation remembers of this one."""
+    ids = [*_seen(row), _one_word(row.message_id)][-SEEN_IDS:]
+    return " ".join(word if word.startswith(FORMER) else FORMER + word for word in ids)
 
 
 def _seen(row: Row) -> list[str]:
@@ -246,8 +272,8 @@ def extend(row: Row | None, beat: Beat, now: int) -> BeatAnswer:
 
 
 def _renew(row: Row, beat: Beat, now: int) -> None:
-    row.lease_until, row.draining = now + to_ms(beat.lease), int(beat.draining)
-    row.expires_at = max(row.expires_at, row.lease_until)
+    _lease(row, now + to_ms(beat.lease))
+    row.draining = int(beat.draining)
     if beat.progress >= 0:
         row.progress, row.note = beat.progress, beat.note
     if beat.silent_for >= 0:

@@ -3,9 +3,11 @@
 # ruff: noqa: S101  (a conformance suite asserts)
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from task_contract.stores.base import SEEN_IDS, Claim, Limits, Store
+from task_contract.stores.base import FORMER, SEEN_IDS, Claim, Hold, Limits, Store
 from task_contract.testing.acts import (
     KEEP,
     LEASE,
@@ -57,17 +59,42 @@ class Claims(Conformance):
         assert (found.exhausted, found.suspect, found.draining, found.has_result) == (False,) * 4
         assert (found.result, found.last_error, found.slot, found.letter_id, found.seen_ids) == (b"", "", "", "", "")
 
-    def test_claim_ones_own_claim_may_be_repeated(self, store: Store, clock: Clock) -> None:  # rule 4
+    @pytest.mark.parametrize("later", [0, LEASE / 2, LEASE - TICK, LEASE, 3 * LEASE])
+    def test_claim_ones_own_claim_may_be_repeated(self, store: Store, clock: Clock, later: float) -> None:
+        # rule 4: the same answer, and a whole lease for the run that begins only now
         first = claim(store)
         before = record(store)
-        clock.advance(LEASE / 2)
+        clock.advance(later)
         assert claim(store) == first
-        assert record(store) == before
+        assert record(store) == replace(before, lease_until=clock.after(LEASE))
 
-    def test_claim_ones_own_claim_may_be_repeated_after_its_lease(self, store: Store, clock: Clock) -> None:  # rule 4
-        first = claim(store)
+    def test_claim_a_repeated_claim_keeps_others_out(self, store: Store, clock: Clock) -> None:  # rule 4, D5
+        run(store)
         clock.advance(LEASE)
-        assert claim(store) == first
+        run(store)
+        clock.advance(LEASE - TICK)
+        assert claim(store, owner="o2").outcome == "busy"
+        clock.advance(TICK)
+        assert claim(store, owner="o2", limits=NO_LIMITS).crashes == 1
+
+    def test_claim_a_repeated_claim_keeps_what_the_run_said(self, store: Store, clock: Clock) -> None:  # rule 4, D11
+        beat(store, run(store), progress=50, note="half", silent_for=0, draining=True)
+        before = record(store)
+        clock.advance(LEASE)
+        claim(store)
+        assert record(store) == replace(before, lease_until=clock.after(LEASE))
+
+    def test_claim_a_repeated_claim_outlives_its_keep(self, store: Store, clock: Clock) -> None:  # C4
+        first = claim(store, keep=60)
+        clock.advance(60 - TICK)
+        assert claim(store, keep=60) == first
+        assert record(store).expires_at == record(store).lease_until == clock.after(LEASE)
+
+    def test_claim_a_claim_that_was_taken_over_is_not_repeated(self, store: Store, clock: Clock) -> None:  # D5
+        run(store)
+        clock.advance(LEASE)
+        run(store, owner="o2")
+        assert claim(store).outcome == "busy"
 
     def test_claim_another_has_to_wait_for_the_lease(self, store: Store, clock: Clock) -> None:  # D5, rule 1
         run(store)
@@ -140,6 +167,24 @@ class ClaimsOfWaitingWork(Conformance):
         wait(store, run(store), ending="crashed")
         assert claim(store, owner="o2") == Claim("won", fence=2, attempt=2, crashes=1, message_id="m1")
 
+    @pytest.mark.parametrize("suspects", [True, False])
+    @pytest.mark.parametrize("crashes", [1, 2, 3])
+    def test_waiting_a_culprit_that_was_named_runs_no_more(self, store: Store, crashes: int, suspects: bool) -> None:
+        # rule 8, WorkerLostError: who names it needs no proof
+        limits = Limits(attempts=10, crashes=crashes, suspects=suspects)
+        for n in range(crashes):
+            wait(store, run(store, owner=f"o{n}", limits=limits), ending="crashed")
+        answer = claim(store, owner="last", limits=limits)
+        assert answer == Claim(
+            "exhausted", fence=crashes + 1, attempt=crashes, crashes=crashes, reason="crashes", message_id="m1"
+        )
+        bury(store, held(answer, owner="last"))
+        assert (record(store).state, record(store).crashes) == ("dead", crashes)
+
+    def test_waiting_a_culprit_waits_until_it_is_due(self, store: Store) -> None:  # rule 1
+        wait(store, run(store), 60, ending="crashed")
+        assert claim(store, owner="o2", limits=Limits(crashes=1)).outcome == "early"
+
 
 class ClaimsOfFinishedWork(Conformance):
     @pytest.mark.parametrize("message_id", ["m1", "m2"])
@@ -190,7 +235,7 @@ class ClaimsOfFinishedWork(Conformance):
         found = record(store)
         assert (found.generation, found.replays, found.letter_id) == (2, 0, "")
         assert (found.attempts, found.crashes, found.created_at) == (1, 0, clock.today)
-        assert (found.last_error, found.seen_ids) == ("", "")
+        assert (found.last_error, found.seen_ids) == ("", f"{FORMER}m1")
 
     def test_finished_its_old_letter_is_superseded(
         self, store: Store, clock: Clock
@@ -213,11 +258,36 @@ class ClaimsOfFinishedWork(Conformance):
         assert (read(store, "L1").generation, read(store, "L2").generation) == (1, 3)
         assert (read(store, "L1").state, read(store, "L2").state) == ("superseded", "open")
 
-    def test_finished_a_message_of_an_older_generation_is_fresh(self, store: Store) -> None:  # DESIGN 3, dead → running
-        # An app that reuses a task id on purpose is not hindered: only the ids of this generation are stale.
-        bury(store, run(store, message_id="m1"))
-        bury(store, run(store, owner="o2", message_id="m2"), "L2")
-        assert claim(store, owner="o3", message_id="m1").outcome == "won"
+    def test_finished_a_copy_from_an_older_generation_is_stale(self, store: Store) -> None:  # DESIGN 3, dead → running
+        # It would run again, and supersede the letter of newer work.
+        ids = [f"m{n}" for n in range(SEEN_IDS + 1)]
+        for message_id in ids:
+            bury(store, run(store, owner=message_id, message_id=message_id), f"L-{message_id}")
+        before = record(store)
+        answers = [claim(store, owner="late", message_id=message_id).outcome for message_id in ids]
+        assert answers == ["dead"] * len(ids)
+        assert record(store) == before
+        assert read(store, f"L-{ids[-1]}").state == "open"
+
+    def test_finished_ids_of_all_generations_are_remembered_together(self, store: Store) -> None:  # bounded: SEEN_IDS
+        bury(store, run(store, message_id="old"))
+        copies = [f"m{n}" for n in range(SEEN_IDS)]
+        for copy in copies:
+            wait(store, run(store, owner=copy, message_id=copy))
+        bury(store, run(store, owner="last", message_id=copies[-1]), "L2")
+        assert claim(store, owner="late", message_id="old").outcome == "dead"
+        replay(store, "L2")
+        bury(store, run(store, owner="once more", message_id="another"), "L3")
+        assert [claim(store, owner="o", message_id=copy).outcome for copy in copies] == ["dead"] * SEEN_IDS
+        assert claim(store, owner="late", message_id="old").outcome == "won"
+
+    @pytest.mark.parametrize("space", [" ", "%", "%-", "%20"])
+    def test_finished_a_former_copy_is_known_by_its_whole_id(self, store: Store, space: str) -> None:
+        # DESIGN 3, dead → running
+        bury(store, run(store, message_id=f"{space}b"))
+        bury(store, run(store, owner="o2", message_id="c"), "L2")
+        assert claim(store, owner="o3", message_id=f"{space}b").outcome == "dead"
+        assert claim(store, owner="o4", message_id="b").outcome == "won"
 
     def test_finished_replayed_work_runs_under_its_old_id(self, store: Store) -> None:  # D7, dead → waiting → running
         bury(store, run(store))
@@ -226,41 +296,71 @@ class ClaimsOfFinishedWork(Conformance):
 
 
 class ClaimMismatches(Conformance):
-    @pytest.mark.parametrize("state", ["running", "waiting", "done", "dead"])
+    @pytest.mark.parametrize("state", ["running", "waiting", "done"])
     def test_claim_mismatch_other_arguments_are_refused(self, store: Store, state: str) -> None:  # rule 6
-        hold = run(store, payload_hash="h1")
-        if state == "waiting":
-            wait(store, hold)
-        elif state == "done":
-            finish(store, hold)
-        elif state == "dead":
-            bury(store, hold)
+        _drive(store, run(store, payload_hash="h1"), state)
         before = record(store)
-        answer = claim(store, owner="o2", payload_hash="h2")
+        answer = claim(store, owner="o2", message_id="m2", payload_hash="h2")
         assert (answer.outcome, answer.message_id, answer.result) == ("mismatch", "m1", b"")
         assert record(store) == before
+
+    @pytest.mark.parametrize(
+        ("state", "answer"), [("running", "busy"), ("waiting", "won"), ("done", "done"), ("dead", "dead")]
+    )
+    @pytest.mark.parametrize("message_id", ["m0", "m1"])
+    def test_claim_mismatch_a_message_that_ran_has_no_other_arguments(
+        self, store: Store, message_id: str, state: str, answer: str
+    ) -> None:  # rule 6: a deploy that renames a parameter must not bury what waits
+        wait(store, run(store, owner="o0", message_id="m0", payload_hash="h1"))
+        _drive(store, run(store, payload_hash="h1"), state)
+        assert claim(store, owner="o2", message_id=message_id, payload_hash="h2").outcome == answer
+
+    def test_claim_mismatch_ones_own_claim_by_renamed_arguments(self, store: Store) -> None:  # rules 4 and 6
+        first = claim(store, payload_hash="h1")
+        assert claim(store, payload_hash="h2") == first
+
+    @pytest.mark.parametrize("state", ["running", "waiting", "done"])
+    def test_claim_mismatch_a_message_of_an_older_generation_may_differ(self, store: Store, state: str) -> None:
+        # rule 6: it ran, but with the arguments of then; to let it in would lose the work of this generation
+        bury(store, run(store, payload_hash="h1"))
+        _drive(store, run(store, owner="o2", message_id="m2", payload_hash="h2"), state)
+        assert claim(store, owner="o3", message_id="m1", payload_hash="h1").outcome == "mismatch"
+
+    def test_claim_mismatch_a_dead_message_of_an_older_generation_is_stale(self, store: Store) -> None:  # rule 6
+        bury(store, run(store, payload_hash="h1"))
+        bury(store, run(store, owner="o2", message_id="m2", payload_hash="h2"), "L2")
+        assert claim(store, owner="o3", message_id="m1", payload_hash="h1").outcome == "dead"
 
     @pytest.mark.parametrize(("first", "second"), [("h1", "h1"), ("h1", ""), ("", "h2"), ("", "")])
     def test_claim_mismatch_equal_or_unknown_payloads_do_not_differ(
         self, store: Store, first: str, second: str
     ) -> None:  # rule 6
         finish(store, run(store, payload_hash=first))
-        assert claim(store, owner="o2", payload_hash=second).outcome == "done"
+        assert claim(store, owner="o2", message_id="m2", payload_hash=second).outcome == "done"
 
     def test_claim_mismatch_a_payload_learnt_later_counts(self, store: Store) -> None:  # rule 6
         wait(store, run(store))
         wait(store, run(store, owner="o2", payload_hash="h1"))
-        assert claim(store, owner="o3", payload_hash="h2").outcome == "mismatch"
+        assert claim(store, owner="o3", message_id="m3", payload_hash="h2").outcome == "mismatch"
 
     def test_claim_mismatch_a_payload_is_not_forgotten(self, store: Store) -> None:  # rule 6
         wait(store, run(store, payload_hash="h1"))
         wait(store, run(store, owner="o2"))
-        assert claim(store, owner="o3", payload_hash="h2").outcome == "mismatch"
+        assert claim(store, owner="o3", message_id="m3", payload_hash="h2").outcome == "mismatch"
 
     def test_claim_mismatch_a_new_generation_may_differ(self, store: Store) -> None:  # DESIGN 3, dead → running
         bury(store, run(store, payload_hash="h1"))
         assert claim(store, owner="o2", message_id="m2", payload_hash="h2").outcome == "won"
         assert record(store).payload_hash == "h2"
+
+
+def _drive(store: Store, hold: Hold, state: str) -> None:
+    if state == "waiting":
+        wait(store, hold)
+    elif state == "done":
+        finish(store, hold)
+    elif state == "dead":
+        bury(store, hold)
 
 
 class Exhaustion(Conformance):
@@ -285,12 +385,19 @@ class Exhaustion(Conformance):
         wait(store, run(store))
         assert claim(store, owner="o2", limits=Limits(attempts=2)).outcome == "won"
 
-    def test_exhausted_it_may_be_repeated(self, store: Store) -> None:  # rule 4
+    @pytest.mark.parametrize("later", [0, LEASE - TICK, LEASE, 3 * LEASE])
+    def test_exhausted_it_may_be_repeated(self, store: Store, clock: Clock, later: float) -> None:  # rule 4
         wait(store, run(store))
         first = claim(store, owner="o2", limits=Limits(attempts=1))
         before = record(store)
+        clock.advance(later)
         assert claim(store, owner="o2", limits=Limits(attempts=1)) == first
-        assert record(store) == before
+        assert record(store) == replace(before, lease_until=clock.after(LEASE))
+
+    def test_exhausted_crashes_count_before_attempts(self, store: Store) -> None:  # base.Claim.reason
+        wait(store, run(store), ending="crashed")
+        assert claim(store, owner="o2", limits=Limits(attempts=1, crashes=1)).reason == "crashes"
+        assert claim(store, owner="o2", limits=Limits(attempts=1, crashes=2)).reason == "attempts"
 
     def test_exhausted_one_buries_at_a_time(self, store: Store) -> None:  # D5
         exhaust(store)

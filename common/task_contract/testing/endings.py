@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from task_contract.errors import InvalidTransition, LeaseLost
-from task_contract.stores.base import Hold, Limits, Store, Work
+from task_contract.stores.base import Hold, LetterStats, Limits, Store, Work
 from task_contract.testing.acts import (
     END,
     KEEP,
@@ -64,6 +64,58 @@ class Completions(Conformance):
         with pytest.raises(LeaseLost):
             finish(store, hold._replace(**change))  # type: ignore[arg-type]  # parametrized
         assert record(store) == before
+
+
+class CompletedReplays(Conformance):
+    def test_complete_a_replay_that_nobody_marked_is_closed(self, store: Store, clock: Clock) -> None:  # D7
+        # The operator was killed after the publish: the letter of work that is done must not look unfinished.
+        bury(store, run(store), reason="old")
+        replay(store)
+        clock.advance(5)
+        finish(store, run(store, owner="o2"))
+        found = read(store)
+        assert (found.state, found.closed_at, found.closed_by, found.closed_reason) == (
+            "replayed",
+            clock.today,
+            "ann",
+            "fixed",
+        )
+        assert (all_letters(store), store.letter_stats()) == ([], LetterStats(0, None, {}))
+        assert store.mark_replayed("L1")
+        with pytest.raises(InvalidTransition):
+            replay(store)
+
+    def test_complete_a_letter_closed_otherwise_stays_as_it_is(self, store: Store) -> None:  # E4
+        bury(store, run(store))
+        replay(store)
+        hold = run(store, owner="o2")
+        store.discard_letter("L1", by="bob", reason="useless")
+        before = read(store)
+        finish(store, hold)
+        assert read(store) == before
+
+    def test_complete_a_marked_replay_stays_as_it_is(self, store: Store, clock: Clock) -> None:  # D7
+        bury(store, run(store))
+        replay(store)
+        store.mark_replayed("L1")
+        before = read(store)
+        clock.advance(5)
+        finish(store, run(store, owner="o2"))
+        assert read(store) == before
+
+    def test_complete_a_refused_completion_closes_nothing(self, store: Store) -> None:  # D5
+        bury(store, run(store))
+        replay(store)
+        hold = run(store, owner="o2")
+        with pytest.raises(LeaseLost):
+            finish(store, hold._replace(fence=99))
+        assert read(store).state == "replaying"
+
+    def test_complete_other_letters_are_left_alone(self, store: Store) -> None:  # D7
+        bury(store, run(store, "other"), "L2")
+        replay(store, "L2")
+        finish(store, run(store))
+        assert read(store, "L2").state == "replaying"
 
 
 class Retries(Conformance):

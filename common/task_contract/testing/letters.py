@@ -50,6 +50,36 @@ class Letters(Conformance):
         found = read(store)
         assert {name: getattr(found, name) for name in TEXTS} == TEXTS
 
+    @pytest.mark.parametrize("closed", [False, True])
+    def test_letter_an_expired_one_does_not_keep_its_id(self, store: Store, clock: Clock, closed: bool) -> None:
+        # E4, retention: nobody has swept it away yet
+        store.put_letter(letter(error="old", reason="old", queue="old"), keep=60)
+        if closed:
+            discard(store)
+        clock.advance(60)
+        assert store.put_letter(letter(error="new", reason="new", queue="new"), keep=60) == "L1"
+        found = read(store)
+        assert (found.error, found.state, found.failed_at, found.closed_by) == ("new", "open", clock.today, "")
+        assert (ids(store), ids(store, Filter(queue="new")), ids(store, Filter(queue="old"))) == (["L1"], ["L1"], [])
+        assert ids(store, Filter(closed=True)) == []
+        assert store.letter_stats() == LetterStats(1, clock.today, {"new": 1})
+        store.expire()
+        assert read(store) == found
+
+    def test_letter_one_that_is_closed_keeps_its_id(self, store: Store) -> None:  # rule 4
+        store.put_letter(letter(error="old"), keep=60)
+        discard(store)
+        before = read(store)
+        store.put_letter(letter(error="new"), keep=60)
+        assert read(store) == before
+
+    def test_letter_a_burial_is_not_hindered_by_a_loose_one(self, store: Store) -> None:  # DESIGN 3: with it
+        store.put_letter(letter(reason="old", queue="old"), keep=KEEP)
+        bury(store, run(store), reason="new", queue="new")
+        assert (read(store).reason, read(store).store_key, read(store).generation) == ("new", "k", 1)
+        assert (ids(store), ids(store, Filter(queue="old"))) == (["L1"], [])
+        assert dict(store.letter_stats().reasons) == {"new": 1}
+
     def test_letter_there_may_be_none(self, store: Store) -> None:  # base.Store.get_letter
         assert store.get_letter("L1") is None
 

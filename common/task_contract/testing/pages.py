@@ -62,6 +62,19 @@ class Pages(Conformance):
         with pytest.raises(ValueError, match="cursor"):
             store.page_letters(Filter(), cursor=cursor)
 
+    @pytest.mark.parametrize("limit", [0, -1])
+    def test_page_a_page_without_room_is_refused(self, store: Store, clock: Clock, limit: int) -> None:  # E4
+        fill(store, clock, 2)
+        with pytest.raises(ValueError, match=f"limit must be 1 or more, not {limit}"):
+            store.page_letters(Filter(), limit=limit)
+
+    def test_page_large_letters_are_all_found(self, store: Store, clock: Clock) -> None:  # E4: a page may be short
+        for n in range(6):
+            store.put_letter(letter(f"L{n}", queue="xy"[n % 2], traceback="x" * 900_000), keep=KEEP)
+            clock.advance(1)
+        assert ids(store) == [f"L{n}" for n in (5, 4, 3, 2, 1, 0)]
+        assert ids(store, Filter(queue="x", reason="failed")) == ["L4", "L2", "L0"]
+
     def test_page_letter_ids_with_a_hyphen(self, store: Store) -> None:  # a cursor has one of its own
         names = [f"a-b-{n}" for n in range(4)]
         for name in names:

@@ -1,4 +1,4 @@
-"""reserve, confirm, release: at most one enqueue per key within its window."""
+"""reserve, confirm, release, free: at most one enqueue per key within its window."""
 
 # ruff: noqa: S101, S105, S106, S107  (a conformance suite asserts; the tokens are no secrets)
 from __future__ import annotations
@@ -184,6 +184,34 @@ class Confirmations(Conformance):
         assert not confirm(store, record_key="k")
         assert reserve(store, "t2", "m2", record_key="k").outcome == "won"
 
+    def test_confirm_until_done_work_that_is_done_meanwhile_is_not_reserved_again(self, store: Store) -> None:
+        # B7, a policy may choose: the worker was faster, and what is enqueued now is new work
+        reserve(store)
+        store.complete(run(store), keep=WINDOW, result=None, reservation="r")
+        assert not confirm(store, record_key="k", until_done=True)
+        assert reserve(store, "t2", "m2", record_key="k").outcome == "won"
+
+    def test_confirm_until_done_of_a_reservation_that_stands(self, store: Store) -> None:  # B7
+        reserve(store)
+        finish(store, run(store))
+        assert confirm(store, record_key="k", until_done=True)
+        assert reserve(store, "t2", "m2", record_key="k").outcome == "duplicate"
+
+    def test_confirm_until_done_work_of_an_older_message_is_no_obstacle(self, store: Store) -> None:  # B7
+        finish(store, run(store, message_id="m0"))
+        assert confirm(store, record_key="k", until_done=True)
+        assert reserve(store, "t2", "m2", record_key="k").outcome == "duplicate"
+
+    @pytest.mark.parametrize("state", ["running", "waiting"])
+    def test_confirm_until_done_unfinished_work_is_no_obstacle(self, store: Store, state: str) -> None:  # B7
+        drive(store, state)
+        assert confirm(store, record_key="k", until_done=True)
+        assert reserve(store, "t2", "m2", record_key="k").outcome == "duplicate"
+
+    def test_confirm_until_done_dead_work_is_not_reserved_again_either(self, store: Store) -> None:  # B7
+        drive(store, "dead")
+        assert not confirm(store, record_key="k", until_done=True)
+
     def test_confirm_dead_work_of_an_older_message_is_no_obstacle(self, store: Store) -> None:  # base.Store.confirm
         bury(store, run(store, message_id="m0"))
         assert confirm(store, record_key="k")
@@ -303,6 +331,53 @@ class Releases(Conformance):
         else:
             store.complete(hold, keep=WINDOW, result=None, reservation="r")
         assert reserve(store, "t3", "m3").message_id == "m2"
+
+
+class Frees(Conformance):
+    """A message that ended without a record of its own gives its reservation up (B7)."""
+
+    @pytest.mark.parametrize("confirmed", [False, True])
+    def test_free_ones_own_is_freed(self, store: Store, confirmed: bool) -> None:  # B7
+        enqueue(store) if confirmed else reserve(store)
+        assert store.free("r", message_id="m1")
+        assert reserve(store, "t2", "m2").outcome == "won"
+
+    @pytest.mark.parametrize("confirmed", [False, True])
+    def test_free_another_messages_stays(self, store: Store, confirmed: bool) -> None:  # B1
+        enqueue(store) if confirmed else reserve(store)
+        assert not store.free("r", message_id="m2")
+        assert (reserve(store, "t3", "m3").message_id, reserve(store, "t3", "m3").token) == ("m1", "t1")
+
+    def test_free_one_that_was_taken_over_keeps_its_message(self, store: Store) -> None:  # DESIGN 3, enqueue
+        reserve(store)
+        reserve(store, "t2", "m2", take_over="t1")
+        assert not store.free("r", message_id="m2")
+        assert store.free("r", message_id="m1")
+
+    def test_free_a_repetition_spares_the_next_holder(self, store: Store) -> None:  # rule 4
+        enqueue(store)
+        store.free("r", message_id="m1")
+        reserve(store, "t2", "m2")
+        assert not store.free("r", message_id="m1")
+        assert reserve(store, "t3", "m3").token == "t2"
+
+    def test_free_there_may_be_none(self, store: Store) -> None:  # base.Store.free
+        assert not store.free("r", message_id="m1")
+
+    def test_free_an_expired_one_is_none(self, store: Store, clock: Clock) -> None:  # base.Store.free
+        reserve(store)
+        clock.advance(PENDING)
+        assert not store.free("r", message_id="m1")
+
+    def test_free_records_are_left_alone(self, store: Store) -> None:  # B5
+        run(store, "r")
+        assert not store.free("r", message_id="m1")
+        assert record(store, "r").state == "running"
+
+    def test_free_keys_do_not_meet(self, store: Store) -> None:  # B1
+        enqueue(store)
+        assert not store.free("other", message_id="m1")
+        assert reserve(store, "t2", "m2").outcome == "duplicate"
 
 
 class Mismatches(Conformance):

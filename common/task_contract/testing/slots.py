@@ -53,6 +53,15 @@ class Slots(Conformance):
         assert claim(store, "k1", owner="o2", message_id="m2", limits=ONE).reason == "slots"
         assert (record(store, "k1"), read(store).state) == (before, "open")
 
+    def test_slot_ones_own_repetition_keeps_the_slot(self, store: Store, clock: Clock) -> None:  # D2, rule 4
+        run(store, "k1", limits=ONE)
+        clock.advance(LEASE)
+        run(store, "k1", limits=ONE)
+        clock.advance(LEASE - TICK)
+        assert claim(store, "k2", limits=ONE).reason == "slots"
+        clock.advance(TICK)
+        assert claim(store, "k2", limits=ONE).outcome == "won"
+
     def test_slot_the_record_names_its_slot(self, store: Store) -> None:  # A7
         run(store, limits=ONE)
         assert record(store).slot == "s"

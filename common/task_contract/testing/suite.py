@@ -9,7 +9,7 @@ from task_contract.testing.claims import (
     ClaimsOfWaitingWork,
     Exhaustion,
 )
-from task_contract.testing.endings import Burials, Completions, Forgotten, Retries
+from task_contract.testing.endings import Burials, CompletedReplays, Completions, Forgotten, Retries
 from task_contract.testing.heartbeats import Heartbeats, Progress
 from task_contract.testing.letters import Discards, Letters, Statistics
 from task_contract.testing.lifetimes import Expiry, Lifetimes
@@ -17,6 +17,7 @@ from task_contract.testing.pages import Filters, Pages
 from task_contract.testing.replays import LooseReplays, Marks, RefusedReplays, Replays
 from task_contract.testing.reservations import (
     Confirmations,
+    Frees,
     Mismatches,
     Releases,
     ReservationLifetimes,
@@ -36,6 +37,7 @@ class StoreConformance(
     Confirmations,
     TakeOversOfReservations,
     Releases,
+    Frees,
     Mismatches,
     Claims,
     ClaimsOfWaitingWork,
@@ -51,6 +53,7 @@ class StoreConformance(
     Heartbeats,
     Progress,
     Completions,
+    CompletedReplays,
     Retries,
     Burials,
     Forgotten,

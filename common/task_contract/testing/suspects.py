@@ -84,6 +84,16 @@ class Suspects(Conformance):
         first = claim(store, "k1", limits=LIMITS)
         assert claim(store, "k1", limits=LIMITS) == first
 
+    def test_suspect_its_own_repetition_keeps_the_lock(self, store: Store, clock: Clock) -> None:  # rules 4 and 8
+        accuse(store, clock, "k1", "k2")
+        run(store, "k1", limits=LIMITS)
+        clock.advance(LEASE)
+        run(store, "k1", limits=LIMITS)
+        clock.advance(LEASE - TICK)
+        assert claim(store, "k2", limits=LIMITS).reason == "suspect"
+        clock.advance(TICK)
+        assert claim(store, "k2", limits=LIMITS).outcome == "won"
+
     @pytest.mark.parametrize("verb", sorted(END))
     def test_suspect_an_ending_frees_the_lock(self, store: Store, clock: Clock, verb: str) -> None:  # rule 8
         accuse(store, clock, "k1", "k2")

@@ -105,6 +105,8 @@ class HostileText(Conformance):
         other = store.reserve(text, token="t2", message_id="m2", ttl=30, payload_hash=text)
         assert other == Reservation("duplicate", text, text, "enqueued")
         assert store.reserve(text, token="t2", message_id="m2", ttl=30, payload_hash="x").outcome == "mismatch"
+        assert not store.free(text, message_id=text + "x")
+        assert store.free(text, message_id=text)
 
     @hostile
     def test_hostile_in_a_dead_letter(self, store: Store, text: str) -> None:  # DESIGN 9, E3

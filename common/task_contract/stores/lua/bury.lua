@@ -6,10 +6,7 @@ local row = ended_row(WORK_AT)
 local verdict = ending(row, 'dead')
 if verdict == 'ok' then
   local id, keep = ARGV[9], tonumber(ARGV[6])
-  local previous = row.letter_id ~= '' and load_letter(row.letter_id)
-  if previous and previous.state == 'replaying' then
-    close_letter(row.letter_id, previous, 'replayed')
-  end
+  close_replay(row.letter_id)
   settle(ARGV[2], row, 'dead', keep)
   row.generation, row.letter_id = row.generation + 1, id
   if ARGV[7] ~= '' then

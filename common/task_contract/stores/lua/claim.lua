@@ -17,6 +17,8 @@ local function answer(outcome, wait, reason)
   }
 end
 
+local FORMER = '%-'
+
 -- An id as one word among others: "a b" must not make a stranger called "b" known.
 local function one_word(id)
   return (id:gsub('%%', '%%25'):gsub(' ', '%%20'))
@@ -42,15 +44,19 @@ local function exhaust()
   return exhausted()
 end
 
+-- The ids that ran so far, this record's own included; `mark` is put before those that have none.
+local function ids_so_far(mark)
+  local ids = {}
+  for word in (row.seen_ids .. ' ' .. one_word(row.message_id)):gmatch('[^ ]+') do
+    ids[#ids + 1] = word:sub(1, #mark) == mark and word or mark .. word
+  end
+  return table.concat(ids, ' ', math.max(1, #ids - seen_kept + 1))
+end
+
 -- Another message carries the work on: its id is the record's now, and the ones before are remembered as stale.
 local function adopt()
   if row.message_id ~= message_id then
-    local ids = {}
-    for id in row.seen_ids:gmatch('[^ ]+') do
-      ids[#ids + 1] = id
-    end
-    ids[#ids + 1] = one_word(row.message_id)
-    row.seen_ids = table.concat(ids, ' ', math.max(1, #ids - seen_kept + 1))
+    row.seen_ids = ids_so_far('')
     row.message_id = message_id
   end
   if row.payload_hash == '' then
@@ -95,6 +101,9 @@ end
 
 local function meet_running()
   if row.owner == owner then
+    -- Its reply was lost, and by now the lease may be as well: the run that begins needs a whole one.
+    renew_lease(key, row, NOW + lease)
+    save(key, row)
     return row.exhausted == 1 and exhausted() or answer('won')
   elseif row.lease_until > NOW then
     return answer('busy', row.lease_until - NOW, 'running')
@@ -109,31 +118,45 @@ local function meet_running()
   return start()
 end
 
+local function seen(word)
+  return (' ' .. row.seen_ids .. ' '):find(' ' .. word .. ' ', 1, true) ~= nil
+end
+
+-- Whether the message ran in this generation: then it cannot have other arguments.
+local function ran(id)
+  return row.message_id == id or seen(one_word(id))
+end
+
 local function stale(id)
-  return row.message_id == id or (' ' .. row.seen_ids .. ' '):find(' ' .. one_word(id) .. ' ', 1, true) ~= nil
+  return ran(id) or seen(FORMER .. one_word(id))
 end
 
 local function new_generation()
-  local fence, generation, letter_id = row.fence, row.generation, row.letter_id
+  local fence, generation, letter_id, former = row.fence, row.generation, row.letter_id, ids_so_far(FORMER)
   row = fresh(WORK_AT)
-  row.fence, row.generation = fence, generation + 1
+  row.fence, row.generation, row.seen_ids = fence, generation + 1, former
   return start(letter_id)
+end
+
+local function differ()
+  return row.payload_hash ~= '' and payload_hash ~= '' and row.payload_hash ~= payload_hash
 end
 
 if not row then
   row = fresh(WORK_AT)
   return start()
-elseif row.state == 'dead' and not stale(message_id) then
-  return new_generation()
-elseif row.payload_hash ~= '' and payload_hash ~= '' and row.payload_hash ~= payload_hash then
+elseif row.state == 'dead' then
+  return stale(message_id) and answer('dead') or new_generation()
+elseif differ() and not ran(message_id) then
   return answer('mismatch')
-elseif row.state == 'done' or row.state == 'dead' then
-  return answer(row.state)
+elseif row.state == 'done' then
+  return answer('done')
 elseif row.state == 'running' then
   return meet_running()
 elseif row.not_before > NOW then
   return answer('early', row.not_before - NOW)
-elseif row.attempts >= max_attempts then
+elseif row.attempts >= max_attempts or row.crashes >= max_crashes then
+  -- Whoever put these crashes on a record that waits knew the culprit: it needs no further proof.
   return exhaust()
 end
 return start()

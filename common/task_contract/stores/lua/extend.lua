@@ -1,8 +1,8 @@
 -- uses: record
 -- ARGV: now, then eight of each beat: key, owner, fence, lease, draining, progress, note, silent for.
 local function renew(key, row, at)
-  row.lease_until, row.draining = NOW + tonumber(ARGV[at + 3]), tonumber(ARGV[at + 4])
-  row.expires_at = math.max(row.expires_at, row.lease_until)
+  renew_lease(key, row, NOW + tonumber(ARGV[at + 3]))
+  row.draining = tonumber(ARGV[at + 4])
   local progress, silent_for = tonumber(ARGV[at + 5]), tonumber(ARGV[at + 7])
   if progress >= 0 then
     row.progress, row.note = progress, ARGV[at + 6]
@@ -10,7 +10,6 @@ local function renew(key, row, at)
   if silent_for >= 0 then
     row.beat_at = NOW - silent_for
   end
-  take_places(key, row)
   save(key, row)
 end
 

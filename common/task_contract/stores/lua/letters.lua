@@ -38,28 +38,33 @@ local function each_facet(letter, command, ...)
   end
 end
 
+local function remove_letter(id)
+  local _, letter = load_letter(id)
+  if letter then
+    each_facet(letter, 'ZREM', id)
+  else
+    -- Nobody swept for a day, and the body is gone: at least the counts must be right.
+    for _, reason in ipairs(redis.call('SMEMBERS', REASONS)) do
+      redis.call('ZREM', facet_key(REASON, reason), id)
+    end
+  end
+  redis.call('ZREM', OPEN, id)
+  redis.call('ZREM', CLOSED, id)
+  redis.call('ZREM', EXPIRY, id)
+  redis.call('DEL', letter_key(id))
+end
+
 -- Remove what is past its retention. Every new letter sweeps a little, so nothing else has to.
 local function sweep(limit)
   local ids = redis.call('ZRANGEBYSCORE', EXPIRY, '-inf', NOW, 'LIMIT', 0, limit)
   for _, id in ipairs(ids) do
-    local _, letter = load_letter(id)
-    if letter then
-      each_facet(letter, 'ZREM', id)
-    else
-      -- Nobody swept for a day, and the body is gone: at least the counts must be right.
-      for _, reason in ipairs(redis.call('SMEMBERS', REASONS)) do
-        redis.call('ZREM', facet_key(REASON, reason), id)
-      end
-    end
-    redis.call('ZREM', OPEN, id)
-    redis.call('ZREM', CLOSED, id)
-    redis.call('ZREM', EXPIRY, id)
-    redis.call('DEL', letter_key(id))
+    remove_letter(id)
   end
   return #ids
 end
 
--- `at` is where the facets begin in ARGV; the letter's own key and cause follow them.
+-- In place of one that had this id before. `at` is where the facets begin in ARGV; the letter's own key and cause
+-- follow them.
 local function file_letter(id, body, at, keep, store_key, generation, replays)
   local letter = {
     state = 'open', store_key = store_key, generation = generation, replays = replays, failed_at = NOW,
@@ -68,6 +73,9 @@ local function file_letter(id, body, at, keep, store_key, generation, replays)
   }
   for facet = 1, FACETS do
     letter.facets[facet] = ARGV[at + facet - 1]
+  end
+  if redis.call('ZSCORE', EXPIRY, id) then
+    remove_letter(id)
   end
   save_letter(id, letter)
   redis.call('ZADD', OPEN, NOW, id)
@@ -83,6 +91,14 @@ local function close_letter(id, letter, state)
   each_facet(letter, 'ZREM', id)
   redis.call('ZADD', CLOSED, letter.failed_at, id)
   save_letter(id, letter)
+end
+
+-- The work has ended: so has the replay that brought it back, whether or not its operator lived to say so.
+local function close_replay(id)
+  local letter = id ~= '' and load_letter(id)
+  if letter and letter.state == 'replaying' then
+    close_letter(id, letter, 'replayed')
+  end
 end
 
 local function letter_reply(id, letter)

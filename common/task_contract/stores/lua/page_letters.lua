@@ -1,8 +1,9 @@
 -- uses: record, letters
 -- ARGV: now, closed, limit, cursor's time or '', cursor's id, since or '', until or '', then a value or '' for each facet.
 -- Newest first. One index is walked, the smallest that a filter names; the other filters are checked on the way, for so
--- many letters at the most: a page may come out short, with a cursor to go on from.
-local SCANNED_AT_MOST, FACETS_AT = 2000, 8
+-- many letters and bytes at the most (nobody else is served meanwhile): a page may come out short, with a cursor to go
+-- on from.
+local LETTERS_AT_MOST, BYTES_AT_MOST, FACETS_AT = 500, 2000000, 8
 local closed, limit = ARGV[2] == '1', tonumber(ARGV[3])
 local cursor_at, cursor_id = tonumber(ARGV[4]), ARGV[5]
 local earliest = ARGV[6] == '' and '-inf' or ARGV[6]
@@ -42,24 +43,24 @@ end
 
 sweep(100)
 local index, newest = smallest_index(), latest()
-local found, offset, scanned = {}, 0, 0
+local found, offset, scanned, bytes = {}, 0, 0, 0
 local last_at, last_id = '', ''
 while true do
   local ids = redis.call('ZREVRANGEBYSCORE', index, newest, earliest, 'WITHSCORES', 'LIMIT', offset, 100)
   for i = 1, #ids, 2 do
     local id, at = ids[i], tonumber(ids[i + 1])
     if not (cursor_at and at == cursor_at and id >= cursor_id) then
-      if #found == limit or scanned == SCANNED_AT_MOST then
+      if #found == limit or scanned == LETTERS_AT_MOST or bytes >= BYTES_AT_MOST then
         return { found, last_at, last_id }
       end
-      local letter = load_letter(id)
+      local letter, _, size = load_letter(id)
       if not letter and not redis.call('ZSCORE', EXPIRY, id) then
         redis.call('ZREM', index, id)
         offset = offset - 1
       elseif letter and matches(letter) then
         found[#found + 1] = letter_reply(id, letter)
       end
-      scanned, last_at, last_id = scanned + 1, ids[i + 1], id
+      scanned, bytes, last_at, last_id = scanned + 1, bytes + size, ids[i + 1], id
     end
   end
   if #ids < 200 then

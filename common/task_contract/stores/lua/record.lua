@@ -48,17 +48,17 @@ local function put(key, value, expires_at, slack)
   redis.call('SET', key, cmsgpack.pack(value), 'PX', math.max(1, expires_at - NOW) + slack)
 end
 
--- Also what has expired, as a second value.
+-- Also what has expired, as a second value, and its size.
 local function fetch(key, names)
   local raw = redis.call('GET', key)
   if not raw then
-    return nil, nil
+    return nil, nil, 0
   end
   local packed, named = cmsgpack.unpack(raw), {}
   for i = 1, #names do
     named[names[i]] = packed[i]
   end
-  return named.expires_at > NOW and named or nil, named
+  return named.expires_at > NOW and named or nil, named, #raw
 end
 
 local function load(key)
@@ -122,6 +122,11 @@ local function leave_places(key, row)
   row.suspect, row.slot = 0, ''
 end
 
+local function renew_lease(key, row, lease_until)
+  row.lease_until, row.expires_at = lease_until, math.max(row.expires_at, lease_until)
+  take_places(key, row)
+end
+
 local function owns(row, owner, fence)
   return row.owner == owner and row.fence == fence
 end
@@ -169,6 +174,7 @@ end
 local function release_place(key, message_id)
   local place = key ~= '' and load_place(key)
   if place and place.message_id == message_id then
-    redis.call('DEL', place_key(key))
+    return redis.call('DEL', place_key(key))
   end
+  return 0
 end

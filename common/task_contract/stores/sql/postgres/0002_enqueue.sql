@@ -73,6 +73,7 @@ $body$;
 
 CREATE FUNCTION {schema}.confirm(
     p_now bigint, p_key text, p_token text, p_message_id text, p_ttl bigint, p_payload_hash text, p_record_key text,
+    p_until_done boolean,
     OUT o_confirmed boolean
 ) LANGUAGE plpgsql AS $body$
 DECLARE
@@ -87,8 +88,8 @@ BEGIN
         RETURN;
     END IF;
 
-    -- Gone. A burial that is under way must come before or after this, or it would release nothing while we see
-    -- nothing dead: hence the lock on the record, before that on the reservation.
+    -- Gone. An ending that is under way must come before or after this, or it would release nothing while we see
+    -- nothing ended: hence the lock on the record, before that on the reservation.
     PERFORM FROM {schema}.records r WHERE r.store_key = p_record_key FOR SHARE;
     LOOP
         SELECT * INTO v_place FROM {schema}.reservations s WHERE s.store_key = p_key FOR UPDATE;
@@ -99,7 +100,7 @@ BEGIN
             o_confirmed := NOT EXISTS (
                 SELECT FROM {schema}.records r
                  WHERE r.store_key = p_record_key AND r.expires_at > v_now
-                   AND r.state = 'dead' AND r.message_id = p_message_id);
+                   AND (r.state = 'dead' OR (p_until_done AND r.state = 'done')) AND r.message_id = p_message_id);
         END IF;
         EXIT WHEN NOT o_confirmed;
         DELETE FROM {schema}.reservations s
@@ -120,5 +121,15 @@ BEGIN
      WHERE s.store_key = p_key AND s.token = p_token AND NOT s.confirmed
        AND s.expires_at > coalesce(p_now, {schema}.clock());
     o_released := FOUND;
+END
+$body$;
+
+
+CREATE FUNCTION {schema}.free(p_now bigint, p_key text, p_message_id text, OUT o_freed boolean)
+LANGUAGE plpgsql AS $body$
+BEGIN
+    DELETE FROM {schema}.reservations s
+     WHERE s.store_key = p_key AND s.message_id = p_message_id AND s.expires_at > coalesce(p_now, {schema}.clock());
+    o_freed := FOUND;
 END
 $body$;

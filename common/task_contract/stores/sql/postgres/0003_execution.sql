@@ -17,13 +17,15 @@ CREATE FUNCTION {schema}.claim(
 DECLARE
     -- With a single permitted crash every first run would need the lock, and the fleet would run one task at a time.
     c_needs_lock CONSTANT boolean := p_suspects AND p_crashes > 1;
+    c_former CONSTANT text := '%-';  -- FORMER
     v_now bigint := coalesce(p_now, {schema}.clock());
     v_full boolean := false;
     v_crashed boolean := false;
     v_suspect boolean;
-    v_renewed boolean := false;
     v_superseded text := '';
     v_ids text[];
+    v_word text;
+    v_ran boolean;
     r {schema}.records;
 BEGIN
     o_fence := 0; o_attempt := 0; o_crashes := 0; o_wait := 0; o_reason := ''; o_message_id := p_message_id;
@@ -62,26 +64,37 @@ BEGIN
     END LOOP;
 
     v_ids := string_to_array(r.seen_ids, ' ');
-    IF r.state = 'dead' AND p_message_id <> r.message_id AND {schema}.one_word(p_message_id) <> ALL (v_ids) THEN
-        -- A fresh enqueue of dead work: a new generation, which keeps nothing but the fence.
-        v_renewed := true;
+    v_word := {schema}.one_word(p_message_id);
+    v_ran := p_message_id = r.message_id OR v_word = ANY (v_ids);
+    IF r.state = 'dead' AND NOT v_ran AND c_former || v_word <> ALL (v_ids) THEN
+        -- A fresh enqueue of dead work: a new generation, which keeps nothing but the fence and the ids that ran.
         v_superseded := r.letter_id;
         r.generation := r.generation + 1;
         r.attempts := 0; r.crashes := 0; r.interruptions := 0; r.replays := 0; r.letter_id := '';
-        r.message_id := p_message_id; v_ids := '{}'; r.payload_hash := p_payload_hash;
+        v_ids := ARRAY(SELECT CASE WHEN left(i.word, 2) = c_former THEN i.word ELSE c_former || i.word END
+                         FROM unnest(v_ids || {schema}.one_word(r.message_id)) WITH ORDINALITY AS i (word, n)
+                        ORDER BY i.n);
+        r.message_id := p_message_id; r.payload_hash := p_payload_hash;
         r.message_type := p_message_type; r.key := p_work_key; r.correlation_id := p_correlation_id;
         r.causation_id := p_causation_id; r.subject := p_subject;
         r.has_result := false; r.result := ''; r.last_error := ''; r.created_at := v_now;
     ELSE
         o_fence := r.fence; o_attempt := r.attempts; o_crashes := r.crashes; o_message_id := r.message_id;
-        IF r.payload_hash <> '' AND p_payload_hash <> '' AND r.payload_hash <> p_payload_hash THEN
+        IF r.state = 'dead' THEN
+            o_outcome := 'dead';
+            RETURN;
+        ELSIF NOT v_ran AND r.payload_hash <> '' AND p_payload_hash <> '' AND r.payload_hash <> p_payload_hash THEN
             o_outcome := 'mismatch';
             RETURN;
-        ELSIF r.state IN ('done', 'dead') THEN
-            o_outcome := r.state; o_has_result := r.has_result; o_result := r.result;
+        ELSIF r.state = 'done' THEN
+            o_outcome := 'done'; o_has_result := r.has_result; o_result := r.result;
             RETURN;
         ELSIF r.state = 'running' THEN
             IF r.owner = p_owner THEN
+                -- Its reply was lost, and by now the lease may be as well: the run that begins needs a whole one.
+                UPDATE {schema}.records t
+                   SET lease_until = v_now + p_lease, expires_at = greatest(t.expires_at, v_now + p_lease)
+                 WHERE t.store_key = p_key;
                 o_outcome := CASE WHEN r.exhausted THEN 'exhausted' ELSE 'won' END;
                 o_reason := CASE WHEN NOT r.exhausted THEN '' WHEN r.crashes >= p_crashes THEN 'crashes'
                                  ELSE 'attempts' END;
@@ -106,7 +119,8 @@ BEGIN
             o_outcome := 'early'; o_wait := (r.not_before - v_now) / 1000.0::double precision;
             RETURN;
         ELSE
-            r.exhausted := r.attempts >= p_attempts;
+            -- Whoever put these crashes on a record that waits knew the culprit: it needs no further proof.
+            r.exhausted := r.attempts >= p_attempts OR r.crashes >= p_crashes;
         END IF;
     END IF;
 
@@ -143,16 +157,15 @@ BEGIN
 
     IF r.message_id <> p_message_id THEN
         v_ids := v_ids || {schema}.one_word(r.message_id);
-        v_ids := v_ids[greatest(1, cardinality(v_ids) - 3):];  -- SEEN_IDS
     END IF;
+    v_ids := v_ids[greatest(1, cardinality(v_ids) - 3):];  -- SEEN_IDS
     UPDATE {schema}.records t
        SET state = 'running', owner = p_owner, fence = r.fence + 1, lease_until = v_now + p_lease, not_before = 0,
            draining = false, progress = -1, note = '', beat_at = 0, updated_at = v_now, expires_at = v_now + p_keep,
            attempts = r.attempts + 1, crashes = r.crashes, interruptions = r.interruptions, started_at = v_now,
            suspect = v_suspect, slot = p_slot, exhausted = false, generation = r.generation, replays = r.replays,
            letter_id = r.letter_id, message_id = p_message_id,
-           seen_ids = CASE WHEN r.message_id = p_message_id AND NOT v_renewed THEN t.seen_ids
-                           ELSE array_to_string(v_ids, ' ') END,
+           seen_ids = array_to_string(v_ids, ' '),
            payload_hash = CASE WHEN r.payload_hash <> '' THEN r.payload_hash ELSE p_payload_hash END,
            message_type = r.message_type, key = r.key, correlation_id = r.correlation_id,
            causation_id = r.causation_id, subject = r.subject, worker = p_worker, has_result = r.has_result,
@@ -248,6 +261,7 @@ CREATE FUNCTION {schema}.complete(
 ) LANGUAGE plpgsql AS $body$
 DECLARE
     v_now bigint;
+    v_letter_id text;
 BEGIN
     o_answer := 'ok'; o_state := 'running';
     LOOP
@@ -257,7 +271,8 @@ BEGIN
                slot = '', updated_at = v_now, expires_at = v_now + p_keep,
                has_result = p_result IS NOT NULL, result = coalesce(p_result, '')
          WHERE r.store_key = p_key AND r.owner = p_owner AND r.fence = p_fence
-           AND r.state = 'running' AND NOT r.exhausted AND r.expires_at > v_now;
+           AND r.state = 'running' AND NOT r.exhausted AND r.expires_at > v_now
+        RETURNING r.letter_id INTO v_letter_id;
         EXIT WHEN FOUND;
         SELECT e.o_answer, e.o_state INTO o_answer, o_state FROM {schema}.ending(
             p_now, 'done', p_key, p_owner, p_fence, p_attempt, p_message_id, p_message_type, p_work_key,
@@ -268,6 +283,11 @@ BEGIN
     END LOOP;
     IF p_reservation <> '' THEN
         DELETE FROM {schema}.reservations s WHERE s.store_key = p_reservation AND s.message_id = p_message_id;
+    END IF;
+    IF v_letter_id <> '' THEN
+        -- The replay has ended with its work, whether or not its operator lived to say so.
+        UPDATE {schema}.letters l SET state = 'replayed', closed_at = v_now
+         WHERE l.id = v_letter_id AND l.state = 'replaying';
     END IF;
 END
 $body$;

@@ -53,13 +53,19 @@ CREATE FUNCTION {schema}.put_letter(
 DECLARE
     v_now bigint := coalesce(p_now, {schema}.clock());
 BEGIN
-    INSERT INTO {schema}.letters (
-        id, store_key, generation, replays, failed_at, expires_at, message_type, queue, error_type, "group", reason,
-        correlation_id, subject, message_id, key, causation_id, body)
-    VALUES (
-        p_id, p_store_key, p_generation, p_replays, v_now, v_now + p_keep, p_message_type, p_queue, p_error_type,
-        p_group, p_reason, p_correlation_id, p_subject, p_message_id, p_work_key, p_causation_id, p_body)
-    ON CONFLICT (id) DO NOTHING;
+    LOOP
+        INSERT INTO {schema}.letters (
+            id, store_key, generation, replays, failed_at, expires_at, message_type, queue, error_type, "group",
+            reason, correlation_id, subject, message_id, key, causation_id, body)
+        VALUES (
+            p_id, p_store_key, p_generation, p_replays, v_now, v_now + p_keep, p_message_type, p_queue, p_error_type,
+            p_group, p_reason, p_correlation_id, p_subject, p_message_id, p_work_key, p_causation_id, p_body)
+        ON CONFLICT (id) DO NOTHING;
+        EXIT WHEN FOUND;
+        -- One that has expired is in nobody's way. (Housekeeping may have removed it just now.)
+        DELETE FROM {schema}.letters l WHERE l.id = p_id AND l.expires_at <= v_now;
+        EXIT WHEN EXISTS (SELECT FROM {schema}.letters l WHERE l.id = p_id);
+    END LOOP;
 END
 $body$;
 

@@ -1,3 +1,9 @@
+-- Whose file this is: the namespace that made it.
+CREATE TABLE about (
+    name TEXT PRIMARY KEY,
+    value TEXT NOT NULL
+) WITHOUT ROWID;
+
 -- Times are milliseconds since the epoch. The columns of `records` are the fields of `Row` in stores/base.py.
 CREATE TABLE records (
     store_key TEXT PRIMARY KEY,

@@ -22,8 +22,11 @@ WHERE suspect = 1 AND store_key <> ? AND state = 'running' AND lease_until > ? L
 SELECT state, store_key, generation, replays, failed_at, expires_at, closed_at, closed_by, closed_reason, body
 FROM letters WHERE id = ? AND expires_at > ?;
 
+-- name: drop_letter
+DELETE FROM letters WHERE id = ?;
+
 -- name: put_letter
-INSERT OR IGNORE INTO letters
+INSERT INTO letters
 VALUES (?, 1, 'open', ?, ?, ?, ?, ?, 0, '', '', ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: replaying
