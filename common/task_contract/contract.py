@@ -23,7 +23,7 @@ from task_contract.running import Handled, Message, handle
 from task_contract.runs import Run
 from task_contract.sending import Breaker
 from task_contract.settings import Settings
-from task_contract.stores import open_store
+from task_contract.stores import open_store, sqlite_url
 from task_contract.stores.base import DeadLetter, Store
 
 log = logging.getLogger(__name__)
@@ -79,7 +79,7 @@ class Contract:
                 "strict=True needs a store that all hosts share: pass store=, or set TASK_CONTRACT_STORE"
             )
         log.warning("no store given: records are kept in %s, and claims are shared on this host only", path)
-        return f"sqlite:///{path}"
+        return sqlite_url(path)
 
     def context(
         self, correlation_id: str | None = None, causation_id: str | None = None
