@@ -21,6 +21,7 @@ import pytest
 import redis
 from redis.connection import Connection, SSLConnection
 from redis.crc import key_slot
+from redis.exceptions import MovedError, ResponseError, TryAgainError
 from redis.sentinel import Sentinel
 
 from benchmarks.redis_costs import finished_record_bytes, round_trips, verbs, watching
@@ -28,6 +29,7 @@ from task_contract.errors import ConfigurationError, StoreUnavailable
 from task_contract.stores import redis as redis_store
 from task_contract.stores.base import FACETS, ROW_FIELDS, Beat, DeadLetter, Limits, Work
 from task_contract.stores.redis import RedisStore, script
+from task_contract.stores.redis_routes import recognised
 from task_contract.testing.acts import (
     KEEP,
     bury,
@@ -980,3 +982,12 @@ def test_addresses_may_be_ipv6(connections: Connections, sentinels: Sentinels) -
 def test_a_url_that_cannot_work_is_refused_when_it_is_written(url: str) -> None:
     with pytest.raises(ConfigurationError):
         RedisStore(url)
+
+
+def test_a_clusters_answer_is_recognised_by_its_text_too() -> None:  # redis-py 5 has it as a plain ResponseError
+    moved = recognised(ResponseError("MOVED 7627 127.0.0.1:7002"))
+    assert isinstance(moved, MovedError)
+    assert (moved.host, moved.port) == ("127.0.0.1", 7002)
+    assert isinstance(recognised(ResponseError("TRYAGAIN Multiple keys")), TryAgainError)
+    plain = ResponseError("ERR no such thing")
+    assert recognised(plain) is plain

@@ -50,7 +50,7 @@ from task_contract.stores.base import (
     to_ms,
 )
 from task_contract.stores.pool import Pool, patiently
-from task_contract.stores.redis_routes import find_route
+from task_contract.stores.redis_routes import find_route, recognised
 
 log = logging.getLogger(__name__)
 
@@ -315,6 +315,7 @@ class RedisStore(Store):
 
     def _recover(self, error: Exception) -> bool:
         """Whether asking again may help, after learning what the error tells of where to ask."""
+        error = recognised(error)
         if isinstance(error, _ELSEWHERE):
             self._route.learn(error)
             self._pool.clear()

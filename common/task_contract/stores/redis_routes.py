@@ -12,8 +12,16 @@ from urllib.parse import urlsplit, urlunsplit
 from redis import ConnectionPool
 from redis.backoff import NoBackoff
 from redis.connection import Connection, parse_url
+from redis.exceptions import (
+    AskError,
+    ClusterDownError,
+    MasterDownError,
+    MovedError,
+    RedisError,
+    ResponseError,
+    TryAgainError,
+)
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import MovedError, RedisError
 from redis.retry import Retry
 from redis.sentinel import Sentinel
 
@@ -101,6 +109,21 @@ def _connected(pool: ConnectionPool) -> Connection:
     connection = cast("Connection", pool.connection_class(**pool.connection_kwargs))
     connection.connect()
     return connection
+
+
+def recognised(error: Exception) -> Exception:
+    """An older redis-py knows a cluster's answers only inside its cluster client."""
+    word, _, rest = str(error).partition(" ")
+    return _CLUSTER_ANSWERS[word](rest) if type(error) is ResponseError and word in _CLUSTER_ANSWERS else error
+
+
+_CLUSTER_ANSWERS: dict[str, Callable[[str], Exception]] = {
+    "MOVED": MovedError,
+    "ASK": AskError,
+    "TRYAGAIN": TryAgainError,
+    "CLUSTERDOWN": ClusterDownError,
+    "MASTERDOWN": MasterDownError,
+}
 
 
 def find_route(url: str, timeout: float) -> Route:
