@@ -16,6 +16,7 @@ import pytest
 
 from task_contract.errors import StoreUnavailable
 from task_contract.stores.pool import PAUSE, TRIES, Pool, patiently
+from tests.servers.process import wait_until
 from tests.stores.strikes import Struck, Target, strike, strike_at_random
 
 #: What an enqueue's reservation lives while nobody confirms it.
@@ -320,9 +321,9 @@ def test_what_is_not_inheritable_is_closed_before_a_fork(server: Server) -> None
         forked = threading.Thread(target=lambda: children.append(in_a_child(lambda: server.made[0].closed)))
         children: list[bool] = []
         forked.start()
-        time.sleep(0.1)
+        wait_until(lambda: bool(pool._turns.waiting), "the fork waits for the one who converses")
         assert not server.made[0].closed
-        assert children == []  # it waits for the one who converses
+        assert children == []
     forked.join(20)
     assert children == [True]
     assert pool.run(number) == 2
